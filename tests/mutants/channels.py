@@ -10,6 +10,11 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
 OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
 UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
+BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
+BLOCKS, BLOCKS_PACKED = ("tests/gpu/linear_attention/test_delta_forward.py::test_lengths[300-token]",), (
+    "tests/gpu/linear_attention/test_blocks_on_gpu.py::test_packed",)
+BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
+    "test_results[300-128--5.0]", "test_hard_data[0.0001-1.0]", "test_packed"))
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -106,6 +111,51 @@ MUTANTS = (
         ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", UNITS),
         ("lengths_without_eps", "to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)",
          "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/bounded/blocks.py",
+        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))",
+         "bound = g.bound * tk.LOG2E", BOUNDED),
+        ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
+         "steps[at, team] = steps[at, team]", BOUNDED),
+        ("late_rows_divided_by_a_neighbour_s_decay", """
+        for a in reversed(decays[1:]):
+            over.insert(0, times(over[0], a))
+         """, """
+        for a in reversed(decays[:-1]):
+            over.insert(0, times(over[0], a))
+         """, BOUNDED),
+        ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", BOUNDED),
+        ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])",
+         "keep(lower, False, [b * x for b, x in zip(rows.keys, beta)])", BOUNDED),
+        ("bounded_lengths_without_eps",
+         "over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]",
+         "over = [[cute.math.rsqrt(x + 1e-30, fastmath=True) for x in one] for one in found]", HARD),
+        ("lengths_of_another_row", "owner, odd = 4 * row + row // 2, row % 2 == 1",
+         "owner, odd = 4 * row, row % 2 == 1", BOUNDED),
+        ("beta_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", EDGES)),
+    *family(
+        "linear", "tkq/linear_attention/blocks/pairs.py",
+        ("blocks_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
+         "there = col + (8 * n + e) < row + (8 * r + 8)", BLOCKS),
+        ("blocks_of_rows_of_another_warp", "first = (warp * EDGE + row) * ROW", "first = row * ROW", BLOCKS),
+        ("blocks_multiplied_by_the_wrong_rows", "words_of_b[e] = of_b[4 * step + n + 2 * e]",
+         "words_of_b[e] = of_b[4 * step + 2 * n + e]", BLOCKS),
+        ("blocks_of_one_panel", "tk.load(x, panel_of(tile, panel))", "tk.load(x, panel_of(tile, 0))", BLOCKS)),
+    *family(
+        "linear", "tkq/linear_attention/blocks/scores.py",
+        ("blocks_begin_with_another_s_gates",
+         "x = x + cutlass.select_(tk.lane_id() % EDGE >= 1 << i, other, Float32(0.0))",
+         "x = x + cutlass.select_(tk.lane_id() >= 1 << i, other, Float32(0.0))", BLOCKS),
+        ("blocks_end_at_their_first_token",
+         "last, i = cute.arch.shuffle_sync(total, EDGE - 1), tk.warp_id() % 4 * EDGE + tk.lane_id()",
+         "last, i = cute.arch.shuffle_sync(total, 0), tk.warp_id() % 4 * EDGE + tk.lane_id()", BLOCKS),
+        ("blocks_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", BLOCKS_PACKED)),
+    *family(
+        "linear", "tkq/linear_attention/blocks/state.py",
+        ("state_by_blocks_does_not_decay", "tk.mul(c.s, c.s, of.total[block, scores])", "pass", BLOCKS),
+        ("state_takes_up_values_as_they_were", "taken = c.u", "taken = c.v", BLOCKS),
+        ("blocks_without_their_inverse",
+         "tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)", "tk.copy(c.given, values)", BLOCKS)),
     *family(
         "linear", "tkq/linear_attention/decays/kernel.py",
         ("decays_of_another_head",

@@ -2,6 +2,8 @@
 import itertools
 from dataclasses import replace
 
+from tkq.linear_attention.blocks.config import by_blocks
+from tkq.linear_attention.blocks.config import plan as of_blocks
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
@@ -161,14 +163,19 @@ def _of_one_group():
     """64 columns of V a block, where sequences are few: the delta rule's forward."""
     spec = LinearSpec("bf16", 128, 128, "token", delta="fp32")
     few, some, many = plan(spec, 1).registers
-    yield Shipped("gated_delta_rule-bf16-k128-v128-token-beta_fp32-columns", recipe(spec, 1),
-                  replace(expectation(spec), roles=((few, 1), (some, 1), (many, 1))))
+    wanted = replace(expectation(replace(spec, checkpoints="fp32")), roles=((few, 1), (some, 1), (many, 1)))
+    yield Shipped("gated_delta_rule-bf16-k128-v128-token-beta_fp32-columns", recipe(spec, 1), wanted)
 
 
 def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
-    that makes them, of 64 tokens, and waits of roles that have none."""
+    that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
+    if heads == 1 and by_blocks(spec):
+        few, some, many = of_blocks(spec).registers
+        tensor = 4 * (2 * spec.head_dim // 16 + 3)
+        return Expectation(tensor=tensor, waits_per_mma=0.4, roles=((few, 1), (some, 1), (many, 2)),
+                           instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

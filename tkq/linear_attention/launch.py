@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.blocks.config import by_blocks
+from tkq.linear_attention.blocks.config import plan as of_blocks
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
@@ -17,7 +19,9 @@ _launchers: dict = {}  # what decides the kernel -> its function; as many as kin
 
 
 def recipe(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> Recipe:
-    """The kernel's. groups, heads: as `plan` has them."""
+    """The kernel's. groups, heads: as `plan` has them. The delta rule's forward alone has one of its own."""
+    if heads == 1 and by_blocks(spec, groups):
+        return Recipe("tkq.linear_attention.blocks.kernel:DeltaBlocks", (spec, of_blocks(spec)))
     return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups, heads)))
 
 

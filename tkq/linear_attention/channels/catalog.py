@@ -2,6 +2,8 @@
 import itertools
 from dataclasses import replace
 
+from tkq.linear_attention.channels.bounded.config import plan as bounded_plan
+from tkq.linear_attention.channels.bounded.launch import recipe as bounded_recipe
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan, spilled
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
@@ -17,7 +19,7 @@ def shipped() -> list:
     found = {}
     for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return [*found.values(), *_sums()]
+    return [*found.values(), *_bounded(), *_sums()]
 
 
 def _of_sizes():
@@ -75,6 +77,19 @@ def _packed():
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-column-pool", replace(one, packed=None, pool="int32")
+
+
+def _bounded():
+    """Kimi's layer without gradients: no states, one that goes out, both; packed sequences."""
+    of_fp32 = ChannelSpec("bf16", 128, 128, delta="fp32", unit=True, bounded=True)
+    states = replace(of_fp32, initial="fp32", final="fp32")
+    for end, spec in (("fp32", of_fp32), ("bf16", replace(of_fp32, delta="bf16")),
+                      ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),
+                      ("fp32-packed", replace(states, packed="int32"))):
+        some, many = bounded_plan(spec).registers
+        wanted = Expectation(tensor=4 * (2 * 8 + 3), waits_per_mma=0.4, roles=((some, 2), (many, 2)), local_memory=3,
+                             instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2"))
+        yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{end}", bounded_recipe(spec), wanted)
 
 
 def _sums():

@@ -1,5 +1,5 @@
 """Decays of each column within a chunk, as factors of the operands of products: a thread's part of it."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -196,13 +196,6 @@ def unpacked(word, dtype):
     two = cute.make_rmem_tensor((2,), dtype)
     cute.recast_tensor(two, Int32)[0] = word
     return [Float32(two[e]) for e in range(2)]
-
-
-def words(tile: tk.SharedTile) -> Any:
-    """A tile of 16 bits as words of two columns each, one after the other as they lie in memory."""
-    plain = cute.recast_ptr(tile.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Int32)
-    size = tile.type.bytes // 4
-    return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
 
 
 @dsl_user_op

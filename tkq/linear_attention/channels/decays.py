@@ -21,7 +21,7 @@ def column_decays(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None = None
         way = ops.route(g, A_log, dt_bias)
         if way != "op":
             given = g, A_log, dt_bias, None if lower_bound is None else float(lower_bound)
-            return _Recorded.apply(*given) if way == "record" else launch.decays(g, *_numbers(*given[:3]), given[3])
+            return _Recorded.apply(*given) if way == "record" else launch.decays(g, *numbers(*given[:3]), given[3])
     return by_torch(g, A_log, dt_bias, lower_bound)
 
 
@@ -37,7 +37,7 @@ def by_torch(g, A_log, dt_bias, lower_bound):
     return lower_bound * (x if factor is None else factor * x).sigmoid()
 
 
-def _numbers(g, A_log, dt_bias):
+def numbers(g, A_log, dt_bias):
     """Of each head, of each column: float32, contiguous, zeros for None."""
     heads, columns = g.shape[2:]
 
@@ -49,15 +49,15 @@ def _numbers(g, A_log, dt_bias):
 
 
 def _record(ctx, g, A_log, dt_bias, lower_bound):
-    numbers = _numbers(g, A_log, dt_bias)
+    of_heads = numbers(g, A_log, dt_bias)
     ctx.save_for_backward(g, A_log, dt_bias)
     ctx.bound = lower_bound
-    return launch.decays(g, *numbers, lower_bound)
+    return launch.decays(g, *of_heads, lower_bound)
 
 
 def _back(ctx, dy):
     g, A_log, dt_bias = ctx.saved_tensors
-    dg, of_A, of_bias = launch.gradients(dy, g, *_numbers(g, A_log, dt_bias), ctx.bound)
+    dg, of_A, of_bias = launch.gradients(dy, g, *numbers(g, A_log, dt_bias), ctx.bound)
     return (dg, None if A_log is None else of_A.to(A_log.dtype).view(A_log.shape),
             None if dt_bias is None else of_bias.to(dt_bias.dtype).view(dt_bias.shape), None)
 

@@ -19,7 +19,7 @@ _launchers: dict = {}  # what decides the kernel -> its function; as many as kin
 
 
 def recipe(spec: ChannelSpec) -> Recipe:
-    """The kernel's."""
+    """The kernel's; that of bounded gates is `bounded.launch.recipe`'s."""
     kernel = "values:ChannelValues" if spec.of_values else "kernel:ChannelAttention"
     return Recipe(f"tkq.linear_attention.channels.{kernel}", (spec, plan(spec)))
 

@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
+from tkq.linear_attention.blocks.pairs import words
+from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK

@@ -25,7 +25,9 @@ class ChannelSpec:
     pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot. rest:
         to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values.
-    unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates."""
+    unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
+        made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with unit,
+        K 128, V above 64, without a pool."""
 
     dtype: str
     head_dim: int
@@ -45,6 +47,7 @@ class ChannelSpec:
     packed: str | None = None
     pool: str | None = None
     unit: bool = False
+    bounded: bool = False
 
     def __post_init__(self):
         rows = COLUMN_DIMS if self.of_values else VALUE_DIMS
@@ -64,6 +67,9 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
         if self.unit and (not self.delta or self.reverse or self.updates or self.dtype != "bf16"):
             raise ValueError("ChannelSpec: unit, allowed is with delta and bf16, not reversed, without updates")
+        if self.bounded and (not self.unit or self.pool or self.head_dim != 128 or self.value_dim <= 64):
+            raise ValueError("ChannelSpec: bounded, allowed is with unit, head_dim 128 and value_dim above 64, without "
+                             "pool")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
             raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
                              "one dtype")

@@ -12,6 +12,7 @@ from tkq.linear_attention.channels.columns import mul_columns, scaled_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.whole import BLOCKS, EDGE, STEPS
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import NARROW
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class ChannelState:
     registers do not hold both of what the state gives, for keys and for queries: it is rounded a second time for the
     latter, behind the corrected values."""
 
-    def __init__(self, spec, parts, sequences, late: bool):
-        """parts: the kernel's `Delta`, `Whole` and `Units`."""
+    def __init__(self, spec, parts, sequences, late: bool, piece: int = NARROW):
+        """parts: the kernel's `Delta`, `Whole` and `Units`. piece: columns of the state that a block meets at a time,
+        with `Units`."""
+        self.piece = piece
         self.spec, self.sequences, self.late = spec, sequences, late
         self.delta, self.whole, self.units = parts
         self.scored, self.solved = not spec.updates, bool(spec.delta)
@@ -71,7 +74,9 @@ class ChannelState:
             at = At(order(self.spec, g, t, i), ring.stage, scores.stage, wg)
             s.tokens.wait(ring)
             s.scores.wait(scores)
-            if const_expr(self.whole.there):
+            if const_expr(self.spec.bounded):
+                self.add_blocks(c, g, s, t, at)
+            elif const_expr(self.whole.there):
                 if self.whole.holds(s.whole.found[None, at.scores]) or not self.whole.holds(
                         s.whole.found[None, at.scores], BLOCKS):
                     self.add_chunk(c, g, s, t, at)
@@ -102,9 +107,12 @@ class ChannelState:
         self.of_group(s.v, at.wg, lambda v: tk.load_T(c.v, v[at.tokens]))
         for n in cutlass.range_constexpr(CHUNK // EDGE):
             block = CHUNK // EDGE - 1 - n if self.spec.reverse else n
-            mul_columns(c.s, self.whole.step(n, s.whole, at.scores))
-            tk.copy(c.s16, c.s)
-            self.meet_block(c, g, s, at, block)
+            if const_expr(self.piece < self.spec.head_dim):
+                self.meet_in_pieces(c, g, s, at, block)
+            else:
+                mul_columns(c.s, self.whole.step(n, s.whole, at.scores))
+                tk.copy(c.s16, c.s)
+                self.meet_block(c, g, s, at, block)
             self.take_up_block(c, s, at, block)
         mul_columns(c.s, self.whole.step(CHUNK // EDGE, s.whole, at.scores))
         if const_expr(self.spec.updates):
@@ -114,6 +122,24 @@ class ChannelState:
         if const_expr(self.delta.back):
             self.delta.times_beta(c, s.delta, at.scores)
             self.put(g.dv, s, t, c.w, at)
+
+    def meet_in_pieces(self, c, g, s, at, block):
+        """As `meet_block` with the delta rule, in the order of the tokens: some columns of the state are multiplied
+        while those before them are, and what it gives for queries is waited for behind the corrected values."""
+        step, K, multiply = self.whole.step(block, s.whole, at.scores), self.spec.head_dim, tk.mm_ABt
+        for first in range(0, K, self.piece):
+            of = tk.columns(c.s, first, self.piece)
+            mul_columns(of, cute.make_tensor(step.iterator + first, cute.make_layout(self.piece)))
+            tk.copy(tk.columns(c.s16, first, self.piece), of)
+            for to, rows in ((c.given, s.started[at.scores]), (c.some, s.q[at.tokens])):
+                multiply(to, c.s16, rows, b_part=block, k=(first, first + self.piece))
+            multiply = tk.mma_ABt
+        tk.mma_wait(1)
+        self.correct(c, s, at, block)
+        tk.mma_wait(1)
+        self.scale_outputs(c, c.some, g, s, (at, block * EDGE))
+        tk.mma_wait(0)
+        tk.copy(tk.columns(c.v, block * EDGE, EDGE), c.given)
 
     def meet_block(self, c, g, s, at, block):
         """What the state gives for queries, and a block's values, corrected: in c.v, the former in c.some."""
@@ -140,6 +166,14 @@ class ChannelState:
                 tk.copy(tk.columns(c.w, block * EDGE, EDGE), c.given)
                 tk.mul_col(c.given, c.given, beta)
             tk.copy(v, c.given)
+
+    def correct(self, c, s, at, block):
+        """c.given, a block's corrected values, is under way: of values and what the state gives for keys of any
+        length."""
+        v, beta = tk.columns(c.v, block * EDGE, EDGE), self.of_block(c.beta, s.delta.beta, at, block)
+        tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta,
+                        self.of_block(c.erase, s.delta.erase, at, block))
+        tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
 
     def take_up_block(self, c, s, at, block):
         """A block's outputs, and the state behind it."""

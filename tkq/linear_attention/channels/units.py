@@ -6,7 +6,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import Columns, unpacked, words
+from tkq.linear_attention.blocks.pairs import words
+from tkq.linear_attention.channels.columns import Columns, unpacked
 from tkq.linear_attention.config import CHUNK
 
 EPS = 1e-6  # added to the sum of squares

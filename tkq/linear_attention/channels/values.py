@@ -8,7 +8,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Float64, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, words
+from tkq.linear_attention.blocks.pairs import words
+from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from tkq.linear_attention.channels.bounded import launch as bounded
 from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.check import DELTA, check_layouts, sequences
 from tkq.linear_attention.segments import segments
@@ -17,6 +18,7 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check, ops
 
 L2_EPS = 1e-6  # added to the sum of squares, as fla and transformers have it
+WIDE = torch.bfloat16, torch.float16, torch.float32
 GATE_TYPES = ("bf16", "fp16", "fp32")
 NAMES = {"lower_bound": "gate_lower_bound"}  # of options that are no tensors, as the function has them
 _check = arguments.checker(DELTA, "use_qk_l2norm_in_kernel", "A_log", "dt_bias", "use_gate_in_kernel",
@@ -63,6 +65,18 @@ def in_kernel(q, k, v, g, beta, options: DeltaOptions, others: tuple) -> bool:
     except ValueError:
         return False
     return True
+
+
+def gates_in_kernel(q, v, g, options: DeltaOptions) -> bool:
+    """Does the rule's kernel itself make the gates? Where `in_kernel` holds, and a lower bound lets chunks go block by
+    block. What it is not sure of is none, so that errors have one place."""
+    if options.gate is not True or v.dim() != 4 or options.neg_eigval not in (True, False):
+        return False
+    heads, K = v.shape[2], g.shape[3]
+    for x, shape in ((options.A_log, (heads,)), (options.dt_bias, (heads, K))):
+        if x is not None and (tuple(x.shape) != shape or x.device != q.device or x.dtype not in WIDE):
+            return False
+    return bounded.supported(q, v, g, options.lower_bound)
 
 
 def _inside(q, k, v, cu_seqlens):

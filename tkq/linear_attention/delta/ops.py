@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.channels import launch as channels
+from tkq.linear_attention.channels.bounded import launch as bounded
+from tkq.linear_attention.channels.decays import numbers
 from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.check import (
     DELTA,
@@ -21,7 +23,7 @@ from tkq.linear_attention.check import (
 from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.delta.channel_gradients import backward as channels_backward
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
-from tkq.linear_attention.delta.inputs import DeltaOptions, in_kernel, prepared
+from tkq.linear_attention.delta.inputs import DeltaOptions, gates_in_kernel, in_kernel, prepared
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
@@ -72,10 +74,12 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             dimensions. dt_bias may be None: zeros.
         use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
             model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch; of a
-            g of four dimensions by a kernel.
+            g of four dimensions by a kernel, or in the rule's own: see gate_lower_bound.
         allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
         gate_lower_bound: with use_gate_in_kernel and a g of four dimensions, what no logarithm of a decay goes below:
             they are gate_lower_bound * sigmoid(exp(A_log) * (g + dt_bias)). A number below 0; A_log may be None: zeros.
+            From -5.198 on, with a g in bfloat16 whose strides are multiples of 16 bytes, where
+            use_qk_l2norm_in_kernel has its lengths in the rule's kernel, K is 128 and V above 64, so are the gates.
         cu_seqlens, state_indices, state_v_first, checkpoint_every: packed sequences, a pool of states that is written
             in place, the order of states in memory, and checkpoints: as ``linear_attn``.
 
@@ -124,9 +128,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                                gate_lower_bound)
         unit = not traced and checkpoint_every is state_indices is None and in_kernel(
             q, k, v, g, beta, options, (initial_state, cu_seqlens))
-        q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False) if unit else options, cu_seqlens)
         if unit:
-            return _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+            of = _with_gates if gates_in_kernel(q, v, g, options) else _of_any_length
+            return of(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+        q, k, g, beta = prepared(q, k, v, g, beta, options, cu_seqlens)
     if checkpoint_every is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
@@ -157,8 +162,9 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     return results(o, state, output_final_state, state_v_first)
 
 
-def _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+def _of_any_length(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     """The results of rows of q and k that are still to be divided by their lengths: see `in_kernel`."""
+    q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False), cu_seqlens)
     initial_state = turned(DELTA, initial_state, state_v_first)
     found = _unit_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                              None)
@@ -167,6 +173,19 @@ def _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, c
         found = _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                          unit=True)
     return results(*found, output_final_state, state_v_first)
+
+
+def _with_gates(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    """The results of rows as `_of_any_length` has them, and of what gates are made of: see `gates_in_kernel`."""
+    q, k, _, beta = prepared(q, k, v, None, beta, DeltaOptions(neg_eigval=options.neg_eigval), cu_seqlens)
+    scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+    initial_state = turned(DELTA, initial_state, state_v_first)
+    check_delta_call(q, k, v, None, beta, initial_state, Where(cu_seqlens, None, state_v_first))
+    check_layouts(DELTA, q, k, v)
+    made = bounded.launch(bounded.BoundedGiven(
+        q, k, v, g, beta, *numbers(g, options.A_log, options.dt_bias), float(options.lower_bound), initial_state,
+        output_final_state, cu_seqlens, state_v_first), _scale(scale, q))
+    return results(*made, output_final_state, state_v_first)
 
 
 def _scale(scale, q) -> float:

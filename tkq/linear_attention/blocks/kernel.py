@@ -1,0 +1,140 @@
+"""The gated delta rule's forward (Yang et al., 2024) block by block: K of 64 or 128, V above 64, where no gradients are
+to follow and no sequence is cut into segments."""
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.linear_attention.blocks.config import BlocksConfig
+from tkq.linear_attention.blocks.scores import BlockScores, Factors
+from tkq.linear_attention.blocks.state import BlockState
+from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.fields import Task
+from tkq.linear_attention.engine.kernel import LinearAttention
+from tkq.linear_attention.engine.operands import Operands
+from tkq.linear_attention.engine.packed import Sequences
+from tkq.linear_attention.spec import LinearSpec
+from tkq.tile.dtypes import element_type
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: tk.gl
+    k: tk.gl
+    v: tk.gl
+    o: tk.gl
+    g: Optional[cute.Tensor]
+    beta: cute.Tensor
+    initial: Optional[cute.Tensor]
+    final: Optional[cute.Tensor]
+    scale: Float32
+    tokens: Int32
+    heads_per_k: Int32
+    heads_per_v: Int32
+    cu: Optional[cute.Tensor]
+    state_indices: Optional[cute.Tensor]
+
+
+@dataclass(frozen=True)
+class Shared:
+    q: tk.SharedTile
+    k: tk.SharedTile
+    v: tuple  # of each warpgroup of the state
+    o: tk.SharedTile
+    p: tk.SharedTile  # blocks of 16 x 16 on the diagonal
+    inverse: tk.SharedTile  # likewise
+    lower: cute.Tensor
+    factors: Factors
+    tokens: tk.Pipe
+    scores: tk.Pipe
+
+
+class DeltaBlocks:
+    """What `LinearAttention` computes of the delta rule's forward, with the same arguments: chunks of 64 tokens are
+    loaded and stored, and gone through in blocks of 16, so that no inverse is larger and no scores are made of tokens
+    of different blocks.
+
+      producer (a warp)        Q K V of a chunk | of the next | ..
+      scores (a warpgroup)     a warp a block: P, (I + L)^-1, decays | of the next chunk | ..
+      state (2 warpgroups)     of each block O' = S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
+
+      pipe      stages           full (arrivals)            empty (arrivals)
+      tokens    config.stages    producer's bytes (1)       warps of the state (8), behind the scores
+      scores    2                warps of the scores (4)    warps of the state (8)
+    """
+
+    def __init__(self, spec: LinearSpec, config: BlocksConfig):
+        self.spec, self.config, self.sequences = spec, config, Sequences(spec)
+        dtype = element_type(spec.dtype)
+        self.qk_tile, self.v_tile = tk.st(CHUNK, spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
+        self.scores, self.state = BlockScores(spec), BlockState(spec, self.sequences, config.piece)
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def fake_arguments(self):
+        """Those of `LinearAttention`."""
+        return LinearAttention(self.spec, LinearConfig()).fake_arguments()
+
+    @cute.jit
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, ssd: Any, stream: cuda.CUstream):
+        """others: those of `Operands` behind q. ssd: None."""
+        of, at, n = Operands(q, *others), self.sequences, self.config.groups
+        q, k, v, o = [at.rows(x) for x in of[:4]]
+        states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
+            x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
+        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
+                    at.stores(o, self.v_tile), *of[4:6], *states, scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], of.cu, of.state_indices)
+        self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
+                              block=[tk.WARPGROUP * (n + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    # ---- device --------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        c, al = self.config, tk.SharedAllocator()
+        n = c.groups
+        q, k = (al.tile(self.qk_tile, c.stages) for _ in range(2))
+        v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
+        o, p, inverse = (al.tile(self.v_tile, count) for count in (n, 2, 2))
+        s = Shared(q, k, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
+                   al.pipe(2, 0, 4 * n, producers=4))
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
+        part, head, block = cute.arch.block_idx()
+        g, batch, state, tokens = self.sequences.of_block(g, block)
+        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n,
+                 cute.ceil_div(tokens, CHUNK), None)
+        few, some, many = c.registers
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+                   tk.Role(lambda _: self.make_scores(g, s, t), some),
+                   tk.Role(lambda wg: self.state.keep(g, s, t, wg), many, n)))
+
+    @cute.jit
+    def produce(self, g, s, t):
+        ring = s.tokens.ring()
+        tk.prefetch(g.q, g.k, g.v, g.o)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            sem = s.tokens.acquire(ring)
+            tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
+            tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
+            for wg in cutlass.range_constexpr(self.config.groups):
+                tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+            ring.advance()
+
+    @cute.jit
+    def make_scores(self, g, s, t):
+        ring, out = s.tokens.ring(), s.scores.ring()
+        mine = self.scores.begin(g, t)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(ring)
+            s.scores.acquire_empty(out)
+            self.scores.make(g, s, t, (chunk, ring.stage, out.stage), mine)
+            tk.publish()
+            s.scores.commit(out)
+            ring.advance()
+            out.advance()

@@ -1,0 +1,134 @@
+"""The state of a gated delta rule, in the accumulators of warpgroups, block by block."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.blocks.pairs import EDGE
+from tkq.linear_attention.config import CHUNK
+from tkq.tile.dtypes import element_type
+
+OUT_BARRIER = 2  # named barriers, one of each warpgroup
+
+
+@dataclass(frozen=True)
+class Held:
+    """Registers of 64 rows of V."""
+
+    s: tk.RegTile  # the state, transposed: V by K
+    s16: tk.RegTile  # the same, rounded: an operand
+    v: tk.RegTile  # a chunk's values, transposed, then what is written
+    u: tk.RegTile  # the same, with what decays to their block's end
+    x: tk.RegTile  # outputs, transposed, rounded
+    given: tk.RegTile  # of a block: what the state gives for keys, then what is written
+    some: tk.RegTile  # of a block: outputs
+    few: tk.ColVec  # factors of a block's tokens
+    more: tk.ColVec
+
+
+class BlockState:
+    """Of each block, with e^G what has decayed since its start, U and O the block's:
+
+        U = (I + L)^-1 (beta V - beta e^G K S),  O = scale e^G Q S + P U
+        S = e^G[15] S + (e^(G[15] - G) U)' K
+
+    The state is rounded a few columns at a time while those before them are multiplied, and decays behind that, where
+    it waits for U."""
+
+    def __init__(self, spec: Any, sequences: Any, piece: int):
+        self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
+
+    def registers(self) -> Held:
+        """Room for them."""
+        K, dtype = self.spec.head_dim, element_type(self.spec.dtype)
+        return Held(tk.rt_fl(K), tk.rt(K, dtype), *[tk.rt(CHUNK, dtype) for _ in range(3)],
+                    *[tk.rt_fl(EDGE) for _ in range(2)], *[tk.cv(EDGE) for _ in range(2)])
+
+    @cute.jit
+    def keep(self, g, s, t, wg):
+        """All chunks of a task, by the wg-th of the state's warpgroups."""
+        c, row0 = self.registers(), (t.part + wg) * CHUNK
+        ring, scores = s.tokens.ring(), s.scores.ring()
+        if const_expr(self.spec.initial is None):
+            tk.zero(c.s)
+        else:
+            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(ring)
+            s.scores.wait(scores)
+            self.read_values(s, c, wg, ring.stage)
+            for block in cutlass.range_constexpr(CHUNK // EDGE):
+                self.add(c, s, block, (ring.stage, scores.stage))
+            self.put(g.o, s, t, c.x, (chunk, wg))
+            s.tokens.release(ring)
+            s.scores.release(scores)
+            ring.advance()
+            scores.advance()
+        if const_expr(self.spec.final is not None):
+            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def read_values(self, s, c, wg, stage):
+        """A chunk's, transposed."""
+        for i in cutlass.range_constexpr(len(s.v)):
+            if wg == i:
+                tk.load_T(c.v, s.v[i][stage])
+
+    def add(self, c, s, block, stages):
+        """A block's outputs, and the state behind it. stages: of tokens and of scores."""
+        tokens, scores = stages
+        inside, there = dict(k=(block * EDGE, (block + 1) * EDGE)), (block * EDGE, EDGE)
+        of, values = s.factors, tk.columns(c.v, *there)
+        self.meet(c, s, block, tokens)
+        if self.gated:
+            tk.mul(c.s, c.s, of.total[block, scores])
+        tk.mma_wait(1)
+        self.load(c.few, of.beta, block, scores)
+        self.load(c.more, of.erase, block, scores)
+        tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, c.given, c.few, c.more)
+        tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)
+        tk.mma_wait(1)
+        self.load(c.few, of.at_query, block, scores)
+        tk.mul_col(c.some, c.some, c.few)
+        tk.mma_wait(0)
+        taken = c.v
+        if self.gated:
+            taken = c.u
+            self.load(c.more, of.to_end, block, scores)
+            tk.apply_narrow(tk.columns(c.u, *there), lambda u, f: u * f, c.given, c.more)
+        tk.copy(values, c.given)
+        tk.mma_AB(c.s, taken, s.k[tokens], **inside)
+        tk.mma_ABt(c.some, c.v, s.p[scores], b_part=block, **inside)
+        tk.mma_wait(0)
+        tk.copy(tk.columns(c.x, *there), c.some)
+
+    def meet(self, c, s, block, stage):
+        """What the state gives for keys, and, the last product under way, for queries."""
+        multiply = tk.mm_ABt
+        for first in range(0, self.spec.head_dim, self.piece):
+            tk.copy(tk.columns(c.s16, first, self.piece), tk.columns(c.s, first, self.piece))
+            for to, rows in ((c.given, s.k[stage]), (c.some, s.q[stage])):
+                multiply(to, c.s16, rows, b_part=block, k=(first, first + self.piece))
+            multiply = tk.mma_ABt
+
+    def load(self, to: tk.ColVec, factors, block, stage):
+        """Those of a block's tokens."""
+        tk.load_shared_cols(to, cute.make_tensor(factors[None, stage].iterator + block * EDGE, cute.make_layout(EDGE)))
+
+    @cute.jit
+    def put(self, to, s, t, x, at: Constexpr):
+        """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
+        chunk, wg = at
+        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        tk.store_T(tile, x)
+        tk.publish()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        if leader:
+            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))

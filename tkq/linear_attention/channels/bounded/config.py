@@ -1,0 +1,26 @@
+"""How the kernel is laid out, and what it is for."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tkq.linear_attention.channels.spec import ChannelSpec
+
+COLUMNS = 128  # of q, k and gates: four of each lane of a warp
+LOWEST = -60.0 / 8 * math.log(2.0)  # of gates: 8 tokens have at most `whole.MOST` then, all blocks one product
+TEAMS = 2  # warpgroups of the scores, each of which has a stage
+
+
+@dataclass(frozen=True)
+class BoundedConfig:
+    """groups: warpgroups of a block that hold 64 rows of the state's V each. registers: of a thread of the scores'
+    warpgroups, and of the state's. piece: columns of the state that are multiplied while others are waited for."""
+
+    groups: int = 2
+    registers: tuple = (104, 152)
+    piece: int = 32
+
+
+def plan(spec: ChannelSpec) -> BoundedConfig:
+    """One for all."""
+    return BoundedConfig()

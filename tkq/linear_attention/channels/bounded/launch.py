@@ -1,0 +1,87 @@
+"""From torch tensors to a launch of Kimi's delta rule with bounded gates."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, plan
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.check import DELTA, check_layouts
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.launch import no_states
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
+
+
+def recipe(spec: ChannelSpec) -> Recipe:
+    """The kernel's."""
+    return Recipe("tkq.linear_attention.channels.bounded.kernel:BoundedAttention", (spec, plan(spec)))
+
+
+class BoundedGiven(NamedTuple):
+    """What a launch takes, as `kernel.Operands` has it. final: is the final state made? v_first: it lies in memory as
+    (.., V, K)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    beta: Tensor
+    A_log: Tensor
+    bias: Tensor
+    bound: float
+    initial: Tensor | None = None
+    final: bool = False
+    cu: Tensor | None = None
+    v_first: bool = False
+
+
+def supported(q: Tensor, v: Tensor, x: Tensor, bound) -> bool:
+    """Is there a kernel for such gates, of q and v of four dimensions in bfloat16? Bounds below `LOWEST`, or other
+    sizes, types and places in memory, take `column_decays`."""
+    if not isinstance(bound, (int, float)) or isinstance(bound, bool) or not LOWEST <= bound < 0:
+        return False
+    if x.dtype != torch.bfloat16 or x.shape != (*v.shape[:3], q.shape[3]) or x.device != q.device:
+        return False
+    if q.shape[3] != COLUMNS or v.shape[3] <= CHUNK:
+        return False
+    try:
+        check_layouts(DELTA, x, names="g")
+    except ValueError:
+        return False
+    return True
+
+
+def launch(given: BoundedGiven, scale: float) -> tuple[Tensor, Tensor | None]:
+    """(o, the final state or None) by one launch; none where there are no tokens."""
+    q, k, v, x, beta, A_log, bias, bound, initial, final, cu, v_first = given
+    o = torch.empty(v.shape, device=v.device, dtype=v.dtype)
+    state = no_states(q, v, cu, v_first, torch.float32, v.shape[2]) if final else None
+    if cu is not None and cu.shape[0] == 1:  # no sequence has these tokens
+        o.zero_()
+    elif o.numel():
+        others = k, v, o, x, beta, A_log, bias, initial, state, cu
+        _launcher(given)(q, others, scale, bound)
+    elif state is not None:
+        state.zero_() if initial is None else state.copy_(initial)
+    return o, state
+
+
+def spec_of(given: BoundedGiven) -> ChannelSpec:
+    """Of a launch."""
+    beta, initial, cu = (x if x is None else dtypes.name_of(x.dtype) for x in (given.beta, given.initial, given.cu))
+    return ChannelSpec(dtypes.name_of(given.q.dtype), given.q.shape[3], given.v.shape[3], initial,
+                       "fp32" if given.final else None, delta=beta, packed=cu, unit=True, bounded=True)
+
+
+def _launcher(given):
+    key = given.q.get_device(), spec_of(given)
+    if key not in _launchers:
+        arch.require_hopper(given.q.device)
+        _launchers[key] = function(recipe(key[1]))
+    return _launchers[key]
