@@ -11,7 +11,6 @@ from tkq.attention.flex.launch import Call
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists
 
-
 LISTS = 6  # their place among what a call with a mask is given, those of keys first
 
 

@@ -38,7 +38,7 @@ def attention(tensors: tuple, functions: Functions, options: Options):
         ValueError: mask_mod beside block_mask, which has its own.
         NotImplementedError: options that these kernels do not have, by name.
     """
-    *qkv, sinks = tensors
+    qkv = tensors[:3]
     recorded = not ops.traced() and records(qkv)
     given = _given(tensors, functions, options)
     found = given[0] and (recorded_again(qkv, given[0], True) if recorded else calls.take(*given[0]))
@@ -52,7 +52,7 @@ def _given(tensors, functions, options):
     causal, scale, window, softcap, deterministic = options
     if ops.traced() or sinks is not None or causal or window is not OPEN or type(softcap) is not float or deterministic:
         return NOTHING
-    if (mask_mod is not None and block_mask is not None) or not all([type(x) in TENSORS and x.dim() == 4 for x in qkv]):
+    if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
         return NOTHING
     score_mod = capped(score_mod, softcap) if softcap else score_mod
     return given_of(qkv, (True, scale, OP), score_mod, mask_mod, block_mask)
