@@ -85,21 +85,21 @@ MUTANTS = (
             tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
          """, "tk.mm_ABt(dp, s.v[c.wg], s.do[stage])", WHOLE),
         ("do_freed_before_dv", """
-            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
          """, """
-            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
             s.do_pipe.release(c.ring)
          """, WHOLE_READS, (DO_FIRST,)),
         ("q_freed_before_dk", """
-            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)
             s.q_pipe.release(c.ring)
          """, """
-            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
             s.q_pipe.release(c.ring)

@@ -95,7 +95,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         flags["flash_attn"](causal, deterministic, return_lse)
     if score_mod is not None or mask_mod is not None or block_mask is not None:
-        o, lse = _with_functions(lowered(q, k, v, sinks), (score_mod, mask_mod, block_mask),
+        tensors = lowered(q, k, v, sinks) if ops.traced() or autocast.on() else (q, k, v, sinks)
+        o, lse = _with_functions(tensors, (score_mod, mask_mod, block_mask),
                                  (causal, softmax_scale, window_size, softcap, deterministic))
         return (o, lse) if return_lse else o
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples

@@ -149,6 +149,8 @@ def test_gradients_again(launched, monkeypatch, name):
     for _ in range(3):
         call([x.requires_grad_() for x in operands()], of(B, H, S, D))
     in_python(monkeypatch, *([launch] if name == "no full blocks" else [launch, backward_launch]))
+    for what in ("trace", "blocks_of"):
+        monkeypatch.setattr(attend, what, lambda *args: pytest.fail("is looked at again"))
     assert launched(call) == wanted
 
 
@@ -189,6 +191,13 @@ def test_gradients_of_captured_tensors_again(launched, monkeypatch):
     in_python(monkeypatch, launch, backward_launch, capture_launch)
     assert launched(lambda: call(*learned)) == wanted and len(wanted) == 2
     monkeypatch.undo()
+    assert launched(lambda: call(*learned)) == wanted  # of the same call, with and without
+    slopes, one = (x.detach() for x in learned)
+    for leaves in ((slopes,), (slopes, one)):  # those that require one now
+        leaves[-1].requires_grad_()
+        o = tkq.flex_attention(*given, lambda score, b, h, q, kv: score * one + slopes[h] * kv, MASK)
+        assert o.requires_grad and all(x.shape == leaf.shape for x, leaf in zip(
+            torch.autograd.grad(o, leaves, do), leaves))
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(NotImplementedError, match="deterministic"):
@@ -279,17 +288,21 @@ def changes():
         "partial": (partial, lambda: partial.__setstate__((partial.func, (9,), {}, {})))}
 
 
-@pytest.mark.parametrize("of_mask", [True, False])
+@pytest.mark.parametrize("of_mask, recorded", [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("name", changes())
-def test_what_changes_is_seen(launched, name, of_mask):
+def test_what_changes_is_seen(launched, name, of_mask, recorded):
     """After calls that were remembered, and known again, the launch is what it is where nothing is remembered."""
     function, change = changes()[name]
-    given = operands()
+    given, do = [x.requires_grad_(recorded) for x in operands()], of(B, H, S, D)
     score = None if of_mask else lambda score, b, h, q, kv: torch.where(function(b, h, q, kv), score, score * 2)
     mask = BlockMask.from_kv_blocks(MASK.kv_num_blocks, MASK.kv_indices, BLOCK_SIZE=128, seq_lengths=(S, S),
                                     mask_mod=function if of_mask else causal)
-    call = lambda: tkq.flex_attention(*given, score, mask)
-    with torch.no_grad():
+
+    def call():
+        o = tkq.flex_attention(*given, score, mask)
+        return (o, *torch.autograd.grad(o, given, do)) if recorded else o
+
+    with torch.set_grad_enabled(recorded):
         before = [launched(call) for _ in range(5)]
         assert before[1:] == before[:1] * 4
         change()
@@ -342,10 +355,22 @@ BAD = {
     "no mask": dict(block_mask=3), "aux": dict(return_aux=True)}
 
 
+def test_a_score_without_a_slope_is_refused_after_calls_that_are_known(launched):
+    """Those had no gradient."""
+    given, score = operands(), lambda score, b, h, q, kv: score % (score * score + 1)
+    with torch.no_grad():
+        for _ in range(4):
+            launched(lambda: tkq.flex_attention(*given, score, MASK, return_lse=True))
+    for _ in range(4):
+        with pytest.raises(NotImplementedError, match="no gradient of mod"):
+            tkq.flex_attention(given[0].requires_grad_(), *given[1:], score, MASK, return_lse=True)
+
+
+@pytest.mark.parametrize("recorded", (False, True))
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_refused_after_calls_that_are_known(launched, name):
+def test_what_is_wrong_is_refused_after_calls_that_are_known(launched, name, recorded):
     def call(heads=H, q=lambda q: q, score_mod=biased, block_mask=MASK, **options):
-        given = operands(heads)
+        given = [x.requires_grad_(recorded) for x in operands(heads)]
         return tkq.flex_attention(q(given[0]), *given[1:], score_mod, block_mask, **options)
 
     def said():
@@ -353,7 +378,7 @@ def test_what_is_wrong_is_refused_after_calls_that_are_known(launched, name):
             call(**BAD[name])
         return str(error.value)
 
-    with torch.no_grad():
+    with torch.set_grad_enabled(recorded):
         first = said()
         for _ in range(5):
             launched(call)

@@ -230,6 +230,40 @@ def test_what_is_known_does_not_grow_for_ever():
     assert 400 < sum(calls.take(*given) is not None for given in inputs) <= 512
 
 
+def test_what_is_noted():
+    """With a call that was added, and also where autograd records it; gone with that."""
+    class Note:
+        pass
+
+    kernel, what, other = Kernel(), Note(), Note()
+    calls, call, _ = op(kernel)
+    x = X.clone().requires_grad_()
+    assert not calls.note(what, X, W, 0.5) and calls.known(X, W, 0.5) is None
+    with torch.no_grad():
+        for _ in range(2):
+            call(X, W, 0.5)
+    assert calls.known(x, W, 0.5) is None, "nothing was noted"
+    assert not calls.note(what, X, W, 0.25) and calls.note(what, X, W, 0.5)
+    assert calls.take(x, W, 0.5) is None, "of what requires a gradient"
+    assert calls.known(x, W, 0.5) is what and calls.known(torch.empty_like(X), W, 0.5) is what
+    assert calls.known(x, W, 0.25) is None and calls.known(x[:2], W, 0.5) is None and calls.known() is None
+    with torch.autograd.forward_ad.dual_level():
+        assert calls.known(x, W, 0.5) is None, "not in plain eager mode"
+    gone = weakref.ref(what)
+    calls.note(other, X, W, 0.5)
+    del what
+    gc.collect()
+    assert gone() is None and calls.known(x, W, 0.5) is other
+    kernel.error, gone = RuntimeError("refused"), weakref.ref(other)
+    with torch.no_grad():
+        assert calls.take(X, W, 0.5) is None
+    assert calls.known(x, W, 0.5) is None, "such calls go the long way"
+    del other
+    calls.clear()
+    gc.collect()
+    assert gone() is None and calls.known(x, W, 0.5) is None
+
+
 def test_nothing_of_a_call_is_held():
     def note(*given):
         pass

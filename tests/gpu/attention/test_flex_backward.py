@@ -107,6 +107,14 @@ def test_equal_accuracy(name, dim):
         assert found <= 1.05 * theirs + 0.1 * rounding, f"{what}: error {found:.2e}, rounded once {theirs:.2e}"
 
 
+def test_far_from_a_softcap():
+    """Scores far below it, far above, both in a tile: of the kernel that `test_equal_accuracy` has."""
+    q, k, v = make(576, 576, scale=4.0)
+    k[:, 0] *= 0.02
+    k[:, 1, ::3] *= 0.02
+    check(q, k, v, gallery.softcap(20.0), gallery.causal)
+
+
 @pytest.mark.parametrize("score_mod", (lambda score, b, h, q, kv: score + 2.0 * kv,
                                        lambda score, b, h, q, kv: torch.tanh(score) + 2.0 * kv), ids=("bias", "slope"))
 def test_scores_that_grow_behind_the_last_key(score_mod):

@@ -103,12 +103,16 @@ class Dkv:
 
     def add_last_part(self, s, t, c):
         """When dS is there: the products with the last part, and dS on its way to dQ."""
-        last, stage = self.part(self.config.dkv_parts - 1), c.ring.stage
-        tk.mma_AB(c.dv, c.p, s.do[stage], k=last)
+        last = self.part(self.config.dkv_parts - 1)
+        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=last)
+        self.add_last_ds(s, t, c, last)
+
+    def add_last_ds(self, s, t, c, queries=None):
+        """Behind dV's last product. queries: of the part, as of ``part``; None: of the tile."""
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, t, c)
             c.ds_ring.advance()
-        tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
+        tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
         tk.mma_wait(1)  # dV
         s.do_pipe.release(c.ring)
         tk.mma_wait(0)
@@ -153,15 +157,7 @@ class Dkv:
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
         gradients(c.ds, slope(self.spec, c), c.dp, stats_of(s, c.ring, 1, self.config.tile))
-        if const_expr(self.spec.adds_dq):
-            self.hand_over(s, t, c)
-            c.ds_ring.advance()
-        tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
-        tk.mma_wait(1)  # dV
-        s.do_pipe.release(c.ring)
-        tk.mma_wait(0)
-        s.q_pipe.release(c.ring)
-        c.ring.advance()
+        self.add_last_ds(s, t, c)
 
     def make_p(self, g, s, t, c, m, masked):
         """P, rounded, and the slope."""

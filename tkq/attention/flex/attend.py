@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention.flex_attention import noop_mask
 
 from tkq.attention.flex import traced_ops
+from tkq.attention.flex.again import Again
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
 from tkq.attention.flex.check import OP, blocks_of, in_memory, settled, tensors_of
 from tkq.attention.flex.devices import forward, gradients
@@ -12,6 +13,7 @@ from tkq.attention.flex.functions.captures import depends
 from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.functions.trace import check_function, trace
 from tkq.attention.flex.launch import Call, calls
+from tkq.attention.flex.lists import widened
 from tkq.runtime.call import ops
 
 NOTHING = None, None, None  # of ``given_of``, where a call is not looked up
@@ -19,7 +21,8 @@ NOTHING = None, None, None  # of ``given_of``, where a call is not looked up
 
 class Asked(NamedTuple):
     """score_mod: or None. mask_mod: without lists; a block_mask, which may be None too, has its own. scale: of the
-    scores. op: the public function, whose errors they are. given: of ``given_of``."""
+    scores. op: the public function, whose errors they are. given: of ``given_of``. rows_first: query, key, value and o
+    have rows before heads."""
 
     score_mod: Any
     mask_mod: Any
@@ -27,6 +30,7 @@ class Asked(NamedTuple):
     scale: float
     op: str
     given: tuple = NOTHING
+    rows_first: bool = False
 
 
 _NO_FUNCTION = (None,)
@@ -54,38 +58,64 @@ def given_of(tensors: tuple, options: tuple, score_mod, mask_mod, block_mask) ->
 
 
 def attend(tensors: tuple, asked: Asked, want_lse: bool) -> tuple:
-    """(o, lse or None). tensors: query, key and value, heads before rows, that have been looked at."""
+    """(o, lse or None). tensors: query, key and value that have been looked at."""
     return (_traced if ops.route(*tensors) == "op" else _eager)(tensors, asked, want_lse)
 
 
+def records(tensors: tuple) -> bool:
+    """Does autograd record a call in plain eager mode? Of what could not be said at once: no."""
+    return torch.is_grad_enabled() and ops.short.route(*tensors) == "record"
+
+
+def recorded_again(tensors: tuple, given: tuple, rows_first: bool = False) -> tuple | None:
+    """(o, lse) of a call that autograd records, where one like it was recorded before; else None. given: the first of
+    ``given_of``, with lse."""
+    found = calls.known(*given)
+    if found is None:
+        return None
+    call = found.call_of(tensors, given)
+    learned = learned_of(call)
+    if learned:
+        _refuse_slopes(call.score, learned)
+    return _Recorded.apply(*tensors, (call, given, rows_first, True), *learned)
+
+
+def _heads_first(tensors, rows_first):
+    """Also of one tensor or None among them; or the other way round."""
+    return tuple([x if x is None else x.transpose(1, 2) for x in tensors]) if rows_first else tensors
+
+
 def _traced(tensors, asked, want_lse):
-    score_mod, mask_mod, block_mask, scale, op, _ = asked
+    score_mod, mask_mod, block_mask, scale, op, _, rows_first = asked
+    tensors = _heads_first(tensors, rows_first)
     of_mask = tensors_of(block_mask, *tensors[:2], op)
     score_mod = None if score_mod is None else check_function("score_mod", score_mod, op)
     mask_mod = mask_mod if block_mask is None else block_mask.mask_mod
     mask_mod = None if mask_mod is None or mask_mod is noop_mask else check_function("mask_mod", mask_mod, op)
-    return traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse)
+    o, lse = traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse)
+    return o.transpose(1, 2).contiguous() if rows_first else o, lse
 
 
 def _eager(tensors, asked, want_lse):
-    score_mod, mask_mod, block_mask, scale, op, (given, *depend) = asked
-    of_mask, blocks = blocks_of(block_mask, *tensors[:2], op)
+    score_mod, mask_mod, block_mask, scale, op, (given, *depend), rows_first = asked
+    heads = _heads_first(tensors, rows_first)
+    of_mask, blocks = blocks_of(block_mask, *heads[:2], op)
     mask_mod = mask_mod if block_mask is None else of_mask
     score = None if score_mod is None else trace("score_mod", score_mod, op, depend[0])
     mask = None if mask_mod in (None, noop_mask) else trace("mask_mod", mask_mod, op, depend[1])
     score, mask = settled("score_mod", score, tensors[0], op), settled("mask_mod", mask, tensors[0], op)
-    call = Call(*tensors, score, mask, blocks, scale)
+    call = Call(*heads, score, mask, blocks, scale)
     learned = learned_of(call)
-    mode = ops.route(*call[:3], *learned)
+    mode = ops.route(*tensors, *learned)
     if mode == "op":
         raise NotImplementedError(f"{op}: score_mod: captured subclasses of tensors are not supported")
     if mode == "direct":
-        return forward(call, want_lse, given)
+        return forward(call, want_lse, given, rows_first)
     if call.score is not None:
         _refuse_slopes(call.score, learned)
     if given is not None and not given[_LSE]:
         given = (*given[:_LSE], True, *given[_LSE + 1:])
-    return _Recorded.apply(*call[:3], (call, given), *learned)
+    return _Recorded.apply(*tensors, (call, given, rows_first, False), *learned)
 
 
 def learned_of(call) -> tuple:
@@ -103,14 +133,21 @@ def _refuse_slopes(score, learned):
 
 
 def _record(ctx, q, k, v, asked, *learned):
-    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then. learned:
-    those of the captured tensors that may require a gradient."""
-    call, given = asked
-    o, lse = (given and calls.take(*given)) or forward(call, True, given)
-    functions = [x.tensors for x in (call.score, call.mask) if x is not None]
-    lists = () if call.blocks is None else [x for x in call.blocks.lists if x is not None]
-    ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in (*functions, lists) for x in tensors))
-    ctx.call = call._replace(q=None, k=None, v=None)
+    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then. asked:
+    (``Call``, what it is looked up by or None, do rows come first?, is it known?). learned: those of the captured
+    tensors that may require a gradient."""
+    call, given, rows_first, known = asked
+    found = given and calls.take(*given)
+    if not found:
+        q_, k_, v_ = _heads_first((q, k, v), rows_first)
+        found = forward(call._replace(q=q_, k=k_, v=v_, blocks=widened(call.blocks, q_)), True, given, rows_first)
+    if given is not None and not known:
+        calls.note(Again.of(call, given), *given)
+    o, lse = found
+    _, _, _, score, mask, blocks, _ = call
+    ctx.save_for_backward(q, k, v, o, lse, *(() if score is None else score.tensors),
+                          *(() if mask is None else mask.tensors), *(() if blocks is None else blocks.lists))
+    ctx.call, ctx.rows_first = Call(None, None, None, *call[3:]), rows_first
     ctx.slots = tuple(i for i, x in enumerate(call.score.tensors) if x.requires_grad) if learned else ()
     ctx.set_materialize_grads(False)
     return o, lse
@@ -120,11 +157,12 @@ def _back(ctx, do, dlse=None):
     if do is None and dlse is None:
         return (None,) * (4 + len(ctx.slots))
     q, k, v, o, lse = ctx.saved_tensors[:5]
-    rows = torch.zeros_like(o) if do is None else in_memory(do), o, lse, in_memory(dlse)
+    do = torch.zeros_like(o) if do is None else in_memory(do)
+    do, q, k, v, o = _heads_first((do, q, k, v, o), ctx.rows_first)
     call, needed = ctx.call._replace(q=q, k=k, v=v), ctx.needs_input_grad
-    found, learned = gradients(call, rows, needed[:3], tuple(
+    found, learned = gradients(call, (do, o, lse, in_memory(dlse)), needed[:3], tuple(
         slot for slot, need in zip(ctx.slots, needed[4:]) if need))
-    learned = iter(learned)
+    found, learned = _heads_first(found, ctx.rows_first), iter(learned)
     return (*(x if need else None for x, need in zip(found, needed)), None,
             *(next(learned) if need else None for need in needed[4:]))
 

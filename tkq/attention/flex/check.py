@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tkq.attention.flex.lists import BLOCK as TASK
-from tkq.attention.flex.lists import Blocks
+from tkq.attention.flex.lists import Blocks, widened
 from tkq.attention.flex.operands import BlockLists
 from tkq.attention.flex.spec import BLOCK, width
 from tkq.runtime import arguments
@@ -142,8 +142,7 @@ def _looked_up(mask, q, k, op):
     if (lists.full_num is None) != (lists.full_indices is None):
         raise ValueError(f"{op}: block_mask: full_kv_num_blocks and full_kv_indices go together")
     queries = _queries_of(mask, (B, H, -(-Sk // size[1])), q, op)
-    return mask.mask_mod, Blocks(lists, size, queries, BlockLists(
-        *(x if x is None else x.expand(B, H, *x.shape[2:]) for x in lists)))
+    return mask.mask_mod, widened(Blocks(lists, size, queries), q)
 
 
 def _queries_of(mask, shape, q, op):

@@ -9,12 +9,14 @@ from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.launch import Call
 
 
-def forward(call: Call, lse: bool, given: tuple | None = None):
-    """(o, lse or None). o's rows and heads lie as q's do. given: as of ``launch.forward``."""
+def forward(call: Call, lse: bool, given: tuple | None = None, rows_first: bool = False):
+    """(o, lse or None). o's rows and heads lie as q's do. given, rows_first: as of ``launch.forward``."""
     if call.q.is_cuda:
-        return launch.forward(call, lse, given=given)
-    found = reference.flex.flex_attention(*call)
-    return result_like(call.q, call.v.shape[3]).copy_(found[0]), found[1] if lse else None
+        return launch.forward(call, lse, given=given, rows_first=rows_first)
+    (o, found), (B, H, S, _), D = reference.flex.flex_attention(*call), call.q.shape, call.v.shape[3]
+    if rows_first:
+        return o.new_empty((B, S, H, D)).copy_(o.transpose(1, 2)), found if lse else None
+    return result_like(call.q, D).copy_(o), found if lse else None
 
 
 def result_like(x, columns=None):

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tkq.attention.arguments import OPEN, check_operands, limits, numbers
-from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of
+from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of, recorded_again, records
 from tkq.attention.flex.check import scale_of
 from tkq.attention.flex.functions.captures import TENSORS
 from tkq.attention.flex.launch import calls
@@ -38,10 +38,11 @@ def attention(tensors: tuple, functions: Functions, options: Options):
         ValueError: mask_mod beside block_mask, which has its own.
         NotImplementedError: options that these kernels do not have, by name.
     """
+    qkv = tensors[:3]
+    recorded = not ops.traced() and records(qkv)
     given = _given(tensors, functions, options)
-    found = given[0] and calls.take(*given[0])
-    o, lse = found or _attended(tensors, functions, options, given)
-    return o.transpose(1, 2).contiguous(), lse
+    found = given[0] and (recorded_again(qkv, given[0], True) if recorded else calls.take(*given[0]))
+    return found or _attended(tensors, functions, options, given)
 
 
 def _given(tensors, functions, options):
@@ -54,11 +55,7 @@ def _given(tensors, functions, options):
     if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
         return NOTHING
     score_mod = capped(score_mod, softcap) if softcap else score_mod
-    return given_of(_heads_first(*qkv), (True, scale, OP), score_mod, mask_mod, block_mask)
-
-
-def _heads_first(*tensors):
-    return tuple(x.transpose(1, 2) for x in tensors)
+    return given_of(qkv, (True, scale, OP), score_mod, mask_mod, block_mask)
 
 
 def _attended(tensors, functions, options, given):
@@ -71,8 +68,8 @@ def _attended(tensors, functions, options, given):
     if functions.mask_mod is not None and functions.block_mask is not None:
         raise ValueError(f"{OP}: mask_mod and block_mask: allowed is one of them; a block_mask has its mask_mod")
     score_mod = capped(functions.score_mod, softcap) if softcap else functions.score_mod
-    asked = Asked(score_mod, functions.mask_mod, functions.block_mask, scale_of(scale, q.shape[3]), OP, given)
-    return attend(given[0][:3] if given[0] else _heads_first(q, k, v), asked, True)
+    asked = Asked(score_mod, functions.mask_mod, functions.block_mask, scale_of(scale, q.shape[3]), OP, given, True)
+    return attend((q, k, v), asked, True)
 
 
 def _refuse(sinks, options):

@@ -38,19 +38,21 @@ class Call(NamedTuple):
     scale: float
 
 
-def forward(call: Call, lse: bool, config=None, given: tuple | None = None):
+def forward(call: Call, lse: bool, config=None, given: tuple | None = None, rows_first: bool = False):
     """(o, lse or None), of CUDA tensors that have been looked at. o's heads lie as q's do: between rows, or each by
-    itself. given: what ``calls`` looks such a call up by, to remember it."""
+    itself. given: what ``calls`` looks such a call up by, to remember it; first q, k and v. rows_first: o, and these in
+    ``given``, have rows before heads."""
     q, k, v = (readable(x) for x in call[:3])
-    B, H, Sq, _ = q.shape
+    (B, H, Sq, _), Dv = q.shape, v.shape[3]
     index = q.get_device()
-    o = result_like(call.q, index, v.shape[3])
+    o = alloc.empty(index, (B, Sq, H, Dv), (Sq * H * Dv, H * Dv, Dv, 1), q.dtype) if rows_first else result_like(
+        call.q, index, Dv)
     found = alloc.empty(index, (B, H, Sq), (H * Sq, Sq, 1), torch.float32) if lse else None
     if not o.numel() or not k.shape[2]:
         return o.zero_(), found if found is None else found.fill_(-torch.inf)
-    kernel, arguments = run(call._replace(q=q, k=k, v=v), o, found, config)
+    kernel, arguments = run(call._replace(q=q, k=k, v=v), o.transpose(1, 2) if rows_first else o, found, config)
     if given is not None:
-        calls.add_launched(given, lambda: _launched(call, (o, found), kernel, arguments))
+        calls.add_launched(given, lambda: _launched(call, given[:3], (o, found), kernel, arguments))
     return o, found
 
 
@@ -70,10 +72,10 @@ def run(call: Call, o, lse, config=None):
     return kernel, arguments
 
 
-def _launched(call, results, kernel, arguments):
-    """A launch by what it takes of which tensor of the call."""
+def _launched(call, tensors, results, kernel, arguments):
+    """A launch by what it takes of which tensor of the call. tensors: q, k and v as they were given."""
     operands, wide, *functions, counter, numbers = arguments
-    operands = Operands(*map(View, (*call[:3], results[0]), operands[:4]), operands.lse)
+    operands = Operands(*map(View, (*tensors, results[0]), operands[:4]), operands.lse)
     wide = None if wide is None else BlockLists(*map(view, call.blocks.lists, wide))
     functions = [viewed(*x) for x in zip((call.score, call.mask), functions)]
     return Launched((Launch(kernel, (operands, wide, *functions, counter, numbers)),), results, (counter,))

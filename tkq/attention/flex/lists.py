@@ -36,6 +36,14 @@ class Blocks(NamedTuple):
     wide: BlockLists | None = None
 
 
+def widened(blocks: Blocks | None, q) -> Blocks | None:
+    """With ``wide`` lists. q: (B, H, ..)."""
+    if blocks is None or blocks.wide is not None:
+        return blocks
+    return blocks._replace(wide=BlockLists(
+        *(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in blocks.lists)))
+
+
 def backward_lists(blocks: Blocks, keys: int) -> tuple:
     """(BackwardLists, tasks in a listed block of keys): the mask's own lists where a block of keys is a number of
     tasks; else lists of tasks, of two halves."""

@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
-from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of
+from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of, recorded_again, records
 from tkq.attention.flex.check import OP, check_operands, options, scale_of
 from tkq.attention.flex.launch import calls
 from tkq.runtime.call import autocast, check, ops
@@ -78,15 +78,17 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
     if return_aux is not None:
         scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
         want_lse = _wanted(return_lse, return_aux)
-    given = NOTHING if traced else given_of(
-        (query, key, value), (want_lse, scale, enable_gqa), score_mod, None, block_mask)
-    found = given[0] and calls.take(*given[0])
+    found, given, tensors = None, NOTHING, (query, key, value)
+    if not traced:
+        recorded = type(want_lse) is bool and records(tensors)
+        given = given_of(tensors, (recorded or want_lse, scale, enable_gqa), score_mod, None, block_mask)
+        found = given[0] and (recorded_again(tensors, given[0]) if recorded else calls.take(*given[0]))
     if not found:
         scale, enable_gqa, want_lse = options(scale, enable_gqa, want_lse)
         check_operands(query, key, value, enable_gqa)
         check.refuse_tangent(OP, query=query, key=key, value=value)
         asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP, given)
-        found = attend((query, key, value), asked, want_lse)
+        found = attend(tensors, asked, want_lse)
     o, lse = found
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)

@@ -108,11 +108,11 @@ static int first_of(Object *const *given, int i) {
     return first;
 }
 
-int look(const CallCache *cache, Object *const *given, Size count, Call *call) {
+int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call) {
     long long grad;
     uint64_t hash = 0;
     if (count < 1 || count > GIVENS || !eager() || number(ask(&torch.filling)) != 0 ||
-        (grad = number(ask(&torch.grad))) < 0)
+        (grad = recorded ? 0 : number(ask(&torch.grad))) < 0)
         return 0;
     call->count = (int)count;
     call->tensors = 0;
@@ -214,6 +214,7 @@ void leave(Record *record) {
     for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
     for (int i = 0; i < record->constants; ++i) Py_DecRef(record->owner[i]);
     for (int i = 0; i < record->steps; ++i) TVMFFIObjectDecRef(record->step[i].run);
+    Py_DecRef(record->note);
     free(record);
 }
 
@@ -345,7 +346,7 @@ Object *take(Object *self, Object *const *given, Size count) {
     DLTensor tensors[MADE];
     Record *record;
     Call call;
-    if (!look(cache, given, count, &call)) return none();
+    if (!look(cache, given, count, 0, &call)) return none();
     record = find(cache, &call, given);
     if (record == NULL || record->refused) return none();
     ++record->users;
@@ -361,4 +362,15 @@ Object *take(Object *self, Object *const *given, Size count) {
     if (found) return found;
     PyErr_Clear();
     return none();
+}
+
+Object *known(Object *self, Object *const *given, Size count) {
+    CallCache *cache = PyCapsule_GetPointer(self, NAME);
+    Record *record;
+    Call call;
+    if (!look(cache, given, count, 1, &call)) return none();
+    record = find(cache, &call, given);
+    if (record == NULL || record->refused || record->note == NULL) return none();
+    Py_IncRef(record->note);
+    return record->note;
 }

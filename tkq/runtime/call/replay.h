@@ -108,6 +108,7 @@ typedef struct {
     void *stream;
     int chances; /* left: see NEW */
     int refused; /* a function does not take such calls: they go the long way for good */
+    Object *note; /* what `note` was given, or NULL */
     DLDevice device;
     int givens, made, constants, views, parts, steps, results, is_tuple;
     Step step[STEPS]; /* one after the other */
@@ -136,14 +137,15 @@ typedef struct {
     DLTensor tensor[GIVENS];
 } Call;
 
-/* What the call is; 0 where it is none that can be remembered. */
-int look(const CallCache *cache, Object *const *given, Size count, Call *call);
+/* What the call is; 0 where it is none that can be remembered. recorded: a gradient may be. */
+int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call);
 /* What is known of it, or NULL. */
 Record *find(CallCache *cache, const Call *call, Object *const *given);
 /* A user of the record less; NULL too. */
 void leave(Record *record);
 /* route of ops.py for plain eager mode: "direct", "record", or None where it is another, or Python has to say. */
 Object *route(Object *self, Object *const *given, Size count);
-/* take of replay.py, of a capsule with a CallCache. */
+/* take and known of replay.py, of a capsule with a CallCache. */
 Object *take(Object *self, Object *const *given, Size count);
+Object *known(Object *self, Object *const *given, Size count);
 #endif

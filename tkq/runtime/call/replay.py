@@ -83,6 +83,9 @@ class CallCache:
     and tensors of the same types, sizes, strides and last bits of the address, on the same device, the same of them
     given twice. None where it is to be done otherwise, with whatever has to be said of it.
 
+    known(*given): what ``note(what, *given)`` kept with a call like it, until that is forgotten, or None. It asks not
+    whether a gradient is recorded, as ``take`` does: by this the recorded way of such a call may be a shorter one.
+
     by_stream: what is added holds for one stream, and not for calls that a CUDA graph captures: where a kernel takes a
     counter (see `counters`). compared: types beside numbers, words and None whose values `take` is given, and compares
     by ==."""
@@ -95,7 +98,7 @@ class CallCache:
     def clear(self) -> None:
         """All that was added."""
         with _one_at_a_time:
-            self.take = self._wants = _nothing
+            self.take = self._wants = self.known = self.note = _nothing
 
     def add(self, given: tuple, run, arguments: tuple, result, constants: tuple = ()) -> None:
         """Remember a call that has been launched, the second time that one like it is given here.
@@ -138,7 +141,8 @@ class CallCache:
             return False
         with _one_at_a_time:
             if self.take is _nothing:
-                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
+                self.take, self._wants, self.known, self.note = library.tkq_functions(
+                    library.tkq_new(self._by_stream))
         return True
 
 

@@ -25,7 +25,7 @@ static Object *wants(Object *self, Object *const *given, Size count) {
     uint32_t *missed;
     Call call;
     int found;
-    if (!look(cache, given, count, &call) || find(cache, &call, given)) return PyBool_FromLong(0);
+    if (!look(cache, given, count, 0, &call) || find(cache, &call, given)) return PyBool_FromLong(0);
     for (int i = 0; i < count; ++i)
         if (call.tensors >> i & 1 && !has_elements(&call.tensor[i])) return PyBool_FromLong(0); /* none is launched */
     missed = &cache->missed[call.hash % MISSED];
@@ -37,6 +37,21 @@ static Object *wants(Object *self, Object *const *given, Size count) {
         found = 0;
     }
     return PyBool_FromLong(found);
+}
+
+/* what: the first argument; a call's are behind it. Is the call remembered, and `what` with it? */
+static Object *note(Object *self, Object *const *given, Size count) {
+    CallCache *cache = PyCapsule_GetPointer(self, NAME);
+    Record *record;
+    Call call;
+    if (count < 2 || !look(cache, given + 1, count - 1, 1, &call)) return PyBool_FromLong(0);
+    record = find(cache, &call, given + 1);
+    if (record) {
+        Object *before = record->note;
+        Py_IncRef(record->note = given[0]);
+        Py_DecRef(before);
+    }
+    return PyBool_FromLong(record != NULL);
 }
 
 static long long item(Object *tuple, Size i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple, i)); }
@@ -99,12 +114,15 @@ TVM_FFI_DLL_EXPORT Object *tkq_new(int by_stream) {
     return PyCapsule_New(cache, NAME, gone);
 }
 
-/* (take, wants) of a capsule. */
+/* (take, wants, known, note) of a capsule. */
 TVM_FFI_DLL_EXPORT Object *tkq_functions(Object *capsule) {
     static Method methods[] = {{"take", (void *)take, FAST_CALL, "The results of a call that is known, or None."},
-                               {"wants", (void *)wants, FAST_CALL, "Is it a call to be added?"}};
-    Object *found = PyTuple_New(2);
-    for (int i = 0; found && i < 2; ++i) PyTuple_SetItem(found, i, PyCFunction_NewEx(&methods[i], capsule, NULL));
+                               {"wants", (void *)wants, FAST_CALL, "Is it a call to be added?"},
+                               {"known", (void *)known, FAST_CALL, "What was noted of such a call, or None."},
+                               {"note", (void *)note, FAST_CALL, "Keep something with a call that was added."}};
+    int count = sizeof methods / sizeof *methods;
+    Object *found = PyTuple_New(count);
+    for (int i = 0; found && i < count; ++i) PyTuple_SetItem(found, i, PyCFunction_NewEx(&methods[i], capsule, NULL));
     return found;
 }
 
@@ -205,7 +223,7 @@ TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, Ob
     Call call;
     if (count > GIVENS || makes > MADE || places > RESULTS) return;
     for (int i = 0; i < count; ++i) in_place[i] = PyTuple_GetItem(given, i);
-    if (!look(cache, in_place, count, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
+    if (!look(cache, in_place, count, 0, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
     record->users = 1;
     record->chances = NEW;
     record->hash = call.hash;

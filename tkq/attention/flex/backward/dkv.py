@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Uint32
+from cutlass import Constexpr, Float32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.dkv import Dkv
 from tkq.attention.backward.ds import stats_of
+from tkq.attention.flex.backward.tanh import Tanh, sole_tanh
 from tkq.attention.flex.emit import Emitted, select
 from tkq.attention.flex.look import ALL, Look, all_seen, chosen
 
@@ -21,9 +22,9 @@ _FINITE = ("input", "const", "number", "cast", "where", "neg", "abs", "not", "ad
 class FlexDkv(Dkv):
     """``Dkv``, with P = exp(score(scale * S) - lse) where the mask holds, and dS = P * d score * (dP + delta).
 
-    Where d score is 1, the steps are ``Dkv``'s. Otherwise S and dP are there before P, the slope and dS are made of
-    them, element by element: none of these is rounded before it is an operand, and none needs a tile in fp32 of its
-    own. dP comes part by part (``dkv_parts``), as there are no registers for all of it.
+    Where d score is 1, the steps are ``Dkv``'s. Otherwise P as an operand and P * d score in fp32 are made of S alone,
+    and dS of the latter and dP, rounded once. dP comes part by part (``dkv_parts``), as there are no registers for all
+    of it.
 
     P of a key behind the last one is what the functions make of a score of 0, perhaps inf: of its dS, which the product
     of dQ takes, zeroes are made; rows of dK and dV behind the end are not written."""
@@ -33,6 +34,8 @@ class FlexDkv(Dkv):
         super().__init__(graphs.attention, config, tiles, scheduler)
         self.graphs, self.look_at = graphs, Look(graphs.mask, "q")
         self.safe = graphs.graph is None or finite(graphs.graph)
+        tanh = None if graphs.joint is None else sole_tanh(graphs.joint)
+        self.tanh = None if tanh is None else Tanh(graphs.graph, tanh)
 
     @cute.jit
     def visit(self, g, s, t, c):
@@ -60,37 +63,50 @@ class FlexDkv(Dkv):
         tile, dtype, stage, parts = self.config.tile, self.tiles.q.dtype, c.ring.stage, self.config.dkv_parts
         of = replace(c, s=tk.rt_fl(tile), p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype))
         s.q_pipe.wait(c.ring)
-        s.do_pipe.wait(c.ring)
         c.ping_pong.take()
         tk.mm_ABt(of.s, s.k[c.wg], s.q[stage])
-        seen, functions = self.look(g, t, of, m) if masked else None, self.functions_of(g, t, of, m)
+        seen, weights = self.look(g, t, of, m) if masked else None, tk.rt_fl(tile)
+        tk.mma_wait(0)
+        self.make_p_and_weights(g, s, t, of, m, seen, weights)
+        c.ping_pong.give()
+        s.do_pipe.wait(c.ring)
         for i in cutlass.range_constexpr(parts):
             dp, (first, end) = tk.rt_fl(tile // parts), self.part(i)
-            self.add_part(s.do[stage], of.dv, of.p, i - 1)  # before dP is asked for, whose registers are free then
             tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=i)
-            self.add_part(s.q[stage], of.dk, of.ds, i - 1)
-            tk.mma_wait(1 if i else 0)
-            self.make_joint_part(s, replace(of, dp=dp), functions, seen, (first, end - first))
-        c.ping_pong.give()
-        self.add_last_part(s, t, of)
+            if const_expr(i == 0):
+                tk.mma_AB(of.dv, of.p, s.do[stage])
+            else:
+                tk.mma_AB(of.dk, of.ds, s.q[stage], k=self.part(i - 1))
+            tk.mma_wait(1)  # dP, and dV behind the first
+            self.make_ds_of_weights(s, replace(of, dp=dp), weights, (first, end - first))
+        self.add_last_ds(s, t, of, self.part(parts - 1))
 
-    def add_part(self, rows, to, x, i):
-        """The product with a part of P or dS."""
-        if i >= 0:
-            tk.mma_AB(to, x, rows, k=self.part(i))
+    def make_p_and_weights(self, g, s, t, c, m, seen, weights):
+        """P as an operand, and P * d score in fp32."""
+        tile = self.config.tile
+        if self.tanh is not None:
+            self.tanh.replace(c.s, list(_places(0, tile)), m[-1], g.scale, dict(b=(t.batch_k, 0), h=(m[0], 0)))
+        logits, factor, slopes = self.functions_of(g, t, c, m)
+        places = enumerate(_places(0, tile))
 
-    def make_joint_part(self, s, c, functions, seen, which):
-        """P as an operand and dS of some columns."""
-        logits, factor, slopes = functions
-
-        def element(x, dp, lse, delta, at):
+        def element(x, lse):
+            i, at = next(places)
             e = cute.math.exp2(cute.math.fma(logits(x, *at), factor, lse), fastmath=True)
             e = e if seen is None else chosen(seen, at[0], at[1], e, 0.0)
-            ds = e * (dp + delta) * slopes(x, *at)
-            return e, ds if self.safe else select(e == Float32(0.0), Float32(0.0), ds)
+            weight = e * slopes(x, *at)
+            weights.tensor[i] = weight if self.safe else select(e == Float32(0.0), Float32(0.0), weight)
+            return e
 
-        stats = [stats_of(s, c.ring, i, self.config.tile, *which) for i in range(2)]
-        self.apply(c, which, element, tk.columns(c.s, *which), c.dp, *stats)
+        tk.apply_narrow(c.p, element, c.s, stats_of(s, c.ring, 0, tile))
+
+    def make_ds_of_weights(self, s, c, weights, which):
+        """Of some columns."""
+        def element(weight, dp, delta):
+            ds = weight * (dp + delta)
+            return ds if self.safe else select(weight == Float32(0.0), Float32(0.0), ds)
+
+        tk.apply_narrow(tk.columns(c.ds, *which), element, tk.columns(weights, *which), c.dp,
+                        stats_of(s, c.ring, 1, self.config.tile, *which))
 
     def make_p_fp32(self, g, t, c, m, p, lse):
         logits, factor, _ = self.functions_of(g, t, c, m)
@@ -121,7 +137,13 @@ class FlexDkv(Dkv):
         if emitted is None:
             return lambda x, *_: x, g.scores.outer, None
         places, emitted = self.places(t, c, head, tile), emitted.again()
-        inputs = lambda x, r, j, col: {**places(r, col), "score": (x * g.scale, (r, col))}
+
+        def inputs(x, r, j, col):
+            found = {**places(r, col), "score": (x * g.scale, (r, col))}
+            if self.tanh is not None:  # x is that
+                emitted.know(self.tanh.node, x, **found)
+            return found
+
         at_most = lambda x: x if self.safe else select(x < Float32(LARGEST), x, Float32(LARGEST))
         value = len(of.graph.nodes) - 1 if of.joint is None else of.joint.value
         factor = Float32(1.0)

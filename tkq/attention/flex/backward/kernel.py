@@ -8,7 +8,6 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.helper_warps import Counters, HelperOperands
 from tkq.attention.backward.kernel import WARPGROUPS, BackwardKernel
 from tkq.attention.backward.math import Scores
 from tkq.attention.backward.postprocess import BackwardPostprocess
@@ -56,15 +55,10 @@ class FlexBackward:
         all_tiles, tasks = tiles * heads * batches, blocks * kv_heads * batches
         row_bytes = spec.width * (2 * tiles_of.q.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
         l2_section = l2_section_of(q.shape[1], row_bytes, c.l2_section_bytes, kv_heads * batches)
-        waves = Int32(1) if const_expr(c.helper_warps) else cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
+        waves = cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
         tail_heads = ceil_div(waves * scalars.num_sms, blocks)
         parts = lay_out(spec.attention, c, workspace, all_tiles, kv_heads * batches)
-        BackwardPreprocess(spec.attention, c)(
-            Rows(do, o, lse, dlse), parts._replace(acc=None) if const_expr(c.helper_warps) else parts, layout, stream)
-        helper_operands = None
-        if const_expr(c.helper_warps):
-            helper_operands = HelperOperands(dq, Counters.of(parts.counters), base.zero_ahead(
-                l2_section, tail_heads, heads_per_kv * tiles, scalars.num_sms))
+        BackwardPreprocess(spec.attention, c)(Rows(do, o, lse, dlse), parts, layout, stream)
         listed, states = None, None
         if const_expr(lists is not None):
             listed, states = lists.queries, lists.states
@@ -78,13 +72,13 @@ class FlexBackward:
             next=parts.counters if c.persistent else None, tasks=tasks,
             layout=layout, left=Int32(0), right=Int32(0), heads=heads, kv_heads=kv_heads, heads_per_kv=heads_per_kv,
             splits_per_kv_head=None, tiles=tiles, scale=scalars.scale, l2_section=l2_section, tail_heads=tail_heads,
-            helper_warps=helper_operands, scores=Scores.of(scalars.scale, Float32(0.0), False),
+            helper_warps=None, scores=Scores.of(scalars.scale, Float32(0.0), False),
             queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
             score=score, mask=mask, states=states, q_per=spec.q_per)
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         base.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.dq and not c.helper_warps):
+        if const_expr(spec.dq):
             BackwardPostprocess(spec.attention, c)(parts.acc, dq, layout, scalars.scale, 0, stream)
 
     def fake_arguments(self) -> tuple:

@@ -80,7 +80,7 @@ def run(call: Call, rows, into, config=None):
     """Launch the kernels into dq or None, dk and dv; (the `Launch`, the functions whose captures it takes)."""
     q, joint = call.q, None if call.score is None else score_and_slope_of(call.score)
     asked = Asked.of(call, rows, into[0] is not None, joint)
-    config = config or plan(asked.spec(), asked.size[0], q.shape[1] // call.k.shape[1])
+    config = config or plan(asked.spec(), asked.size[0])
     spec = asked.spec(config)
     kernels, num_sms = launcher(q.device, spec, config, recipe)
     traced = call.score if joint is None else joint.traced, call.mask

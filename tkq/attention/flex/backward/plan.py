@@ -2,20 +2,19 @@
 from dataclasses import replace
 
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.plan import _HELPER_WARPS, _SOFTCAP, SINGLE
+from tkq.attention.backward.plan import SINGLE
 from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
 from tkq.runtime.compile.recipe import Recipe
 
-_PLANS = {64: replace(_HELPER_WARPS[64], dkv_parts=4), 128: replace(_HELPER_WARPS[128], ping_pong=False)}
-# with store_from_registers none of the values that are needed for each tile is on the stack
-_JOINT = {64: _SOFTCAP[64], 128: replace(_SOFTCAP[128], store_from_registers=True)}
+_PLANS = {64: replace(SINGLE[64], dkv_parts=4), 128: SINGLE[128]}
+_JOINT = SINGLE[128]  # P times a slope takes registers, which at head_dim 64 tiles of 128 queries do not leave
 
 
-def plan(spec: FlexBackwardSpec, q_block: int = 128, group: int = 1) -> BackwardConfig:
-    """With helper warps, as ``flash_attn`` of causal problems but without its ping-pong, where dq is asked for and each
-    K/V head has one query head; where not, or with a slope, which takes registers, one task a block. q_block: queries
-    of a listed block, of which a tile is no more. group: query heads that share a K/V head."""
-    config = (_JOINT if spec.joint is not None else _PLANS if spec.dq and group == 1 else SINGLE)[spec.width]
+def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
+    """Where dq is asked for, blocks take one task after the other (1.01 to 1.04 of one task a block; helper warps, as
+    ``flash_attn`` of causal problems has them, are slower by as much). q_block: queries of a listed block, of which a
+    tile is no more."""
+    config = replace(_JOINT if spec.joint is not None else _PLANS[spec.width], persistent=spec.dq)
     if q_block % config.tile:
         config = replace(config, tile=64)
     return config.check(spec.width)

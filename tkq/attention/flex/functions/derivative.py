@@ -77,6 +77,8 @@ class Derivative:
             return self.number(x * y)
         for factor, other in ((a, b), (b, a)):  # factors that all scores share come together
             node = self.build.nodes[other]
+            if node.op == "div" and node.args[1] == factor and self.shared(factor):
+                return node.args[0]  # a softcap's, over itself
             if self.shared(factor) and node.op == "mul" and not self.shared(other):
                 for i in range(2):
                     if self.shared(node.args[i]):
