@@ -29,11 +29,12 @@ class FlexProducer:
             blocks, masked = cutlass.max(counts.all, 1), counts.masked
             if counts.all == 0:  # one tile, of which no key is seen
                 masked = Int32(-1)
-            tile = g.keys.at(*of, Int32(0), masked)
+            tile, following = g.keys.at(*of, Int32(0), counts), g.keys.at(*of, Int32(1), counts)
             self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
             self.base.load_q(g, smem, q_ring, t, KeyBlockRange(0, blocks, masked, 0))
             for j in cutlass.range(1, blocks, unroll=1):
-                before, tile = tile, g.keys.at(*of, j, masked)
+                before, tile = tile, following
+                following = g.keys.at(*of, j + 1, counts)  # under the waits for room
                 self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
                 self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, kv_head), before)
             fetched = schedule.fetch()
@@ -104,11 +105,14 @@ class FlexConsumer:
     def step(self, g, smem, numbers, regs, seen, masked: Constexpr[bool]):
         """The next tile of the visit."""
         tile = self.issue(smem, numbers, regs)
-        tile = cute.arch.make_warp_uniform(tile)
+        if const_expr(masked or self.spec.score is not None):
+            tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
             self.softmax.look(g, regs, tile, seen)
         graph = self.softmax.ready(g, regs, tile)
         tk.mma_wait(1)
+        if const_expr(not masked):
+            self.softmax.end_of_full(g, regs, numbers)
         self.base.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, tile, (seen, graph), masked)
         tk.mma_wait(0)

@@ -7,6 +7,8 @@ from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
 
+LOWEST = -3.4028234663852886e38  # of float32's numbers
+
 
 class FlexSoftmax:
     """Between Q @ K.T and the exponentials: the score function, the mask of blocks that need it, and the end of the
@@ -23,9 +25,9 @@ class FlexSoftmax:
         tk.neg_infty(regs.max)
         self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
-        self.end_of_keys(g, regs, tile)
-        self.online.move(g, regs, guarded=True)
-        self.online.exponentials(g, regs, guarded=True)
+        self.end_of_keys(g, regs, tile, self.keys_of(g, regs))
+        self.move(g, regs)
+        self.online.exponentials(g, regs, guarded=False)
 
     def step(self, g, regs, tile, of, masked: bool):
         """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled? of: what ``look``
@@ -33,11 +35,31 @@ class FlexSoftmax:
         seen, graph = of
         self.score(g, regs, tile, graph)
         self.mask(regs, seen, masked)
-        self.end_of_keys(g, regs, tile)
+        if masked or self.spec.score is not None:
+            self.end_of_keys(g, regs, tile, g.tasks.rows_k)
         moved = self.online.out_of_range(g, regs)
-        self.online.move_if(g, regs, moved, True)
-        self.online.exponentials(g, regs, guarded=True)
+        self.move_if(g, regs, moved)
+        self.online.exponentials(g, regs, guarded=False)
         return moved
+
+    @cute.jit
+    def move_if(self, g, regs, moved):
+        if moved:
+            self.move(g, regs)
+
+    def move(self, g, regs):
+        """``Softmax.move``, after which max is a number: ``LOWEST`` for a row that has seen no key, whose exponentials
+        are 0 then. What is subtracted need not be looked at, in tiles where all rows may see none neither."""
+        online, lowest = self.online, Float32(LOWEST)
+        tk.copy(regs.correct, regs.max)
+        tk.row_max(regs.shift, regs.s)
+        tk.mul(regs.shift, regs.shift, g.scale)
+        online.raise_max(regs)
+        for r in range(2):
+            regs.max.tensor[r] = cute.arch.fmax(regs.max.tensor[r], lowest)
+        tk.sub(regs.correct, regs.correct, regs.max)
+        tk.exp2(regs.correct, regs.correct)
+        tk.mul(regs.norm, regs.norm, regs.correct)
 
     def place(self, regs, tile):
         """(batch, head, the thread's first row, its first column) of a tile of scores."""
@@ -114,15 +136,29 @@ class FlexSoftmax:
                 view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
 
     @cute.jit
-    def end_of_keys(self, g, regs, tile):
-        """Columns behind the last key become -inf; of a task without blocks all."""
+    def keys_of(self, g, regs):
+        """How many keys a task may see: of one without blocks none."""
         keys = g.tasks.rows_k
         if const_expr(self.spec.blocks):
             if regs.task["n_masked_right"] < 0:
                 keys = keys * 0
+        return keys
+
+    @cute.jit
+    def end_of_keys(self, g, regs, tile, keys):
+        """Columns behind the last key become -inf."""
         limit = keys - tile * self.config.kv
         if limit < self.config.kv:
             tk.right_fill(regs.s, limit, -Float32.inf)
+
+    @cute.jit
+    def end_of_full(self, g, regs, numbers):
+        """``end_of_keys`` of a tile that needs nothing else, whose number is asked for where the keys end inside a
+        listed block alone. numbers: of tiles of K, of which this one is not released yet."""
+        if const_expr(self.spec.score is None):
+            if g.tasks.rows_k % (self.config.kv * self.spec.kv_per) != 0:
+                tile = cute.arch.make_warp_uniform(numbers[0, regs.k.stage])
+                self.end_of_keys(g, regs, tile, g.tasks.rows_k)
 
     @cute.jit
     def statistics(self, g, regs, lse):
