@@ -33,18 +33,20 @@ class Scaled(NamedTuple):
 
 class Emitted:
     """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None. near: every
-    tanh is taken of numbers from -1 to 1.
+    tanh is taken of numbers from -1 to 1. sums: a product of indices that is a term of the result may be that at the
+    bases and a multiple of its other factor, rounded once more.
 
     ``at(b=.., h=.., q=.., kv=.., score=..)`` is its value for one element. An input is (base, offset): an index is
     their sum, the offset a number that is known when traced; of a score the base is its value, or ``Scaled``. Equal
     offsets mean equal values, and what depends on these inputs alone is not made again: what is affine in indices is
     its value at the bases and a constant."""
 
-    def __init__(self, graph, captured, near=False):
-        self.graph, self.near = graph, near
+    def __init__(self, graph, captured, near=False, sums=False):
+        self.graph, self.near, self.sums = graph, near, sums
         self.tensors, self.numbers = (None, None) if captured is None else captured
         self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
         self.affine, self.needs, self.made = graph.affine(), _needs(graph), {}
+        self.terms = terms_of(graph) if sums else ()
 
     def at(self, **inputs):
         return self._value(len(self.graph.nodes) - 1, inputs)
@@ -65,7 +67,7 @@ class Emitted:
 
     def again(self):
         """For other elements, with what has been made so far: of inputs that they share."""
-        other = Emitted(self.graph, (self.tensors, self.numbers))
+        other = Emitted(self.graph, (self.tensors, self.numbers), self.near, self.sums)
         other.made.update(self.made)
         return other
 
@@ -97,6 +99,11 @@ class Emitted:
         shift = self._shift(i, inputs)
         if shift:
             return self._value(i, self._at_bases(inputs)) + kind(shift)
+        for a, b in (node.args, node.args[::-1]) if i in self.terms else ():
+            shift = self._shift(b, inputs)
+            if shift and self._is_shared(a):
+                at = self._at_bases(inputs)
+                return cute.math.fma(self._value(a, at), kind(shift), self._value(i, at))
         if node.op == "input":
             value = inputs[first][0]
             return value.value * value.factor if isinstance(value, Scaled) else value
@@ -188,6 +195,23 @@ def _needs(graph):
     for i in range(len(graph.nodes)):
         found.append(sorted({i}.union(*(found[a] for a in graph.operands(i)))))
     return found
+
+
+def terms_of(graph) -> tuple:
+    """The products that nothing but sums takes, of which the result is the last."""
+    last, takers = len(graph.nodes) - 1, [[] for _ in graph.nodes]
+    for i in range(len(graph.nodes)):
+        for a in graph.operands(i):
+            takers[a].append(i)
+    found, terms = set(), []
+    for i in range(last, -1, -1):
+        node = graph.nodes[i]
+        if node.type == "f32" and (i == last or (takers[i] and found.issuperset(takers[i]))):
+            if node.op in ("add", "sub"):
+                found.add(i)
+            elif node.op == "mul":
+                terms.append(i)
+    return tuple(terms)
 
 
 def select(condition, a, b):

@@ -70,11 +70,19 @@ class FlexSoftmax:
         batch, head, row, col = place
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
-    def ready(self, g, regs, tile):
-        """The score function, of which is made what needs no score and no key: before the scores are there."""
+    def of_task(self, g, regs):
+        """The score function, of which is made what needs neither scores nor rows nor keys: once for a task."""
         if self.spec.score is None or self.near:
             return None
-        place, graph = self.place(regs, tile), Emitted(self.spec.score, g.score)
+        graph = Emitted(self.spec.score, g.score, sums=True)
+        graph.prepare("score", "q", "kv", b=(regs.task["batch"], 0), h=(regs.task["head"], 0))
+        return graph
+
+    def ready(self, regs, tile, graph):
+        """The same, of which is made what needs no score and no key: before the scores are there. graph: the task's."""
+        if graph is None:
+            return None
+        place, graph = self.place(regs, tile), graph.again()
         for r in range(2):
             inputs = self.inputs(place, r, 0)
             graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
