@@ -3,6 +3,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.flex.capped import CappedScores, softcap_of
 from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
@@ -17,43 +18,62 @@ class FlexSoftmax:
     def __init__(self, spec, config):
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
         self.look_at = Look(spec.mask, "kv")
-        self.near = () if spec.score is None else near_arguments(spec.score)
+        scored = spec.score is not None
+        self.capped = CappedScores(spec.score) if scored and softcap_of(spec.score) else None
+        self.near = near_arguments(spec.score) if scored and not self.capped else ()
 
     def first(self, g, regs, tile, seen, graph):
         """The first tile of keys of a task. seen: of ``look``; graph: of ``ready``."""
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.score(g, regs, tile, graph)
+        now = self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
         self.end_of_keys(g, regs, tile, self.keys_of(g, regs))
-        self.move(g, regs)
-        self.online.exponentials(g, regs, guarded=False)
+        exponents = self.capped and self.capped.exponents(graph, now)
+        self.move(g, regs, exponents)
+        self.exponentials(g, regs, exponents)
 
     def step(self, g, regs, tile, of, masked: bool):
         """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled? of: what ``look``
         and ``ready`` gave."""
         seen, graph = of
-        self.score(g, regs, tile, graph)
+        now = self.score(g, regs, tile, graph)
         self.mask(regs, seen, masked)
         if masked or self.spec.score is not None:
             self.end_of_keys(g, regs, tile, g.tasks.rows_k)
-        moved = self.online.out_of_range(g, regs)
-        self.move_if(g, regs, moved)
-        self.online.exponentials(g, regs, guarded=False)
+        exponents = self.capped and self.capped.exponents(graph, now)
+        if self.capped:
+            if masked:
+                self.capped.tops(regs, now)
+            moved = self.capped.out_of_range(regs, exponents, now)
+        else:
+            moved = self.online.out_of_range(g, regs)
+        self.move_if(g, regs, moved, exponents)
+        self.exponentials(g, regs, exponents)
         return moved
 
-    @cute.jit
-    def move_if(self, g, regs, moved):
-        if moved:
-            self.move(g, regs)
+    def exponentials(self, g, regs, exponents):
+        if self.capped:
+            self.capped.exponentials(regs, exponents)
+        else:
+            self.online.exponentials(g, regs, guarded=False)
 
-    def move(self, g, regs):
+    @cute.jit
+    def move_if(self, g, regs, moved, exponents: Constexpr):
+        if moved:
+            self.move(g, regs, exponents)
+
+    def move(self, g, regs, exponents):
         """``Softmax.move``, after which max is a number: ``LOWEST`` for a row that has seen no key, whose exponentials
         are 0 then. What is subtracted need not be looked at, in tiles where all rows may see none neither."""
         online, lowest = self.online, Float32(LOWEST)
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
-        tk.mul(regs.shift, regs.shift, g.scale)
+        if self.capped:
+            for r in range(2):
+                regs.shift.tensor[r] = exponents.of(regs.shift.tensor[r])
+        else:
+            tk.mul(regs.shift, regs.shift, g.scale)
         online.raise_max(regs)
         for r in range(2):
             regs.max.tensor[r] = cute.arch.fmax(regs.max.tensor[r], lowest)
@@ -74,14 +94,16 @@ class FlexSoftmax:
         """The score function, of which is made what needs neither scores nor rows nor keys: once for a task."""
         if self.spec.score is None or self.near:
             return None
+        if self.capped:
+            return self.capped.numbers(g, dict(b=(regs.task["batch"], 0), h=(regs.task["head"], 0)))
         graph = Emitted(self.spec.score, g.score, sums=True)
         graph.prepare("score", "q", "kv", b=(regs.task["batch"], 0), h=(regs.task["head"], 0))
         return graph
 
     def ready(self, regs, tile, graph):
         """The same, of which is made what needs no score and no key: before the scores are there. graph: the task's."""
-        if graph is None:
-            return None
+        if graph is None or self.capped:
+            return graph
         place, graph = self.place(regs, tile), graph.again()
         for r in range(2):
             inputs = self.inputs(place, r, 0)
@@ -89,6 +111,12 @@ class FlexSoftmax:
         return graph
 
     def score(self, g, regs, tile, graph):
+        """The result: what ``CappedScores`` keeps of a tile."""
+        if self.capped:
+            now, place = cute.make_rmem_tensor((4,), Float32), self.place(regs, tile)
+            self.capped.look(g, regs, graph, now, [((r, j), self.inputs(place, r, j))
+                                                   for j in range(regs.s.cols // 4) for r in range(2)])
+            return now
         if self.near:
             self.near_or_far(g, regs, tile)
         elif self.spec.score is not None:
