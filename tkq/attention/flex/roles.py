@@ -65,10 +65,10 @@ class FlexConsumer:
         regs.ping_pong.start()
         blocks = self.base.next_task(smem, regs)
         while blocks > 0:
-            graph = self.softmax.of_task(g, regs)
-            self.begin(g, smem, numbers, regs, seen, graph)
+            known = self.softmax.of_task(g, regs)
+            self.begin(g, smem, numbers, regs, seen, known)
             tk.zero(regs.o)
-            self.steps(g, smem, numbers, regs, seen, graph)
+            self.steps(g, smem, numbers, regs, seen, known)
             tk.arrive(smem.q_empty[self.base.q_at(regs)])
             self.base.swap_task(regs)
             self.base.end(smem, regs)
@@ -77,40 +77,40 @@ class FlexConsumer:
         tk.store_wait()
 
     @cute.jit
-    def begin(self, g, smem, numbers, regs, seen, graph: Constexpr):
-        """A task's first S = Q @ K.T, and its softmax. graph: of ``of_task``."""
+    def begin(self, g, smem, numbers, regs, seen, known: Constexpr):
+        """A task's first S = Q @ K.T, and its softmax. known: of ``of_task``."""
         smem.k_pipe.wait(regs.k)
         tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
         tile = cute.arch.make_warp_uniform(numbers[0, regs.k.stage])
-        self.softmax.look_if(g, regs, tile, seen)
-        graph = self.softmax.ready(regs, tile, graph)
+        self.softmax.look_if(g, regs, tile, seen, known)
+        graph = self.softmax.ready(regs, tile, known)
         tk.mma_wait()
         self.base.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs, tile, seen, graph)
         tk.copy(regs.p, regs.s)
 
     @cute.jit
-    def steps(self, g, smem, numbers, regs, seen, graph: Constexpr):
+    def steps(self, g, smem, numbers, regs, seen, known: Constexpr):
         """Each further S and softmax, over the P @ V of the tile before: tiles with the mask, then those without."""
         blocks, whole = regs.task["blocks"], Int32(1)
         if const_expr(self.spec.mask is not None):
             masked = regs.task["n_masked_right"]
             for _ in cutlass.range(1, masked, unroll=1):
-                self.step(g, smem, numbers, regs, seen, graph, True)
+                self.step(g, smem, numbers, regs, seen, known, True)
             whole = cutlass.max(masked, 1)
         if const_expr(self.spec.mask is None or self.spec.full):
             for _ in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, smem, numbers, regs, seen, graph, False)
+                self.step(g, smem, numbers, regs, seen, known, False)
 
     @cute.jit
-    def step(self, g, smem, numbers, regs, seen, graph: Constexpr, masked: Constexpr[bool]):
+    def step(self, g, smem, numbers, regs, seen, known: Constexpr, masked: Constexpr[bool]):
         """The next tile of the visit."""
         tile = self.issue(smem, numbers, regs)
         if const_expr(masked or self.spec.score is not None):
             tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
-            self.softmax.look(g, regs, tile, seen)
-        graph = self.softmax.ready(regs, tile, graph)
+            self.softmax.look(g, regs, tile, seen, known)
+        graph = self.softmax.ready(regs, tile, known)
         tk.mma_wait(1)
         if const_expr(not masked):
             self.softmax.end_of_full(g, regs, numbers)

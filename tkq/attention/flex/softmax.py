@@ -1,6 +1,8 @@
 """Scores of the user's own, then the online softmax of ``flash_attn``."""
+from typing import Any, NamedTuple
+
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.flex.capped import CappedScores, softcap_of
@@ -9,6 +11,14 @@ from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
 
 LOWEST = -3.4028234663852886e38  # of float32's numbers
+
+
+class Known(NamedTuple):
+    """Of a task. score: what is made of the score function of what needs neither scores nor rows nor keys, or the
+    numbers of ``CappedScores``; rows: of ``Look``. None where that is nothing."""
+
+    score: Any
+    rows: Any
 
 
 class FlexSoftmax:
@@ -90,21 +100,23 @@ class FlexSoftmax:
         batch, head, row, col = place
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
-    def of_task(self, g, regs):
-        """The score function, of which is made what needs neither scores nor rows nor keys: once for a task."""
+    def of_task(self, g, regs) -> Known:
+        """Once for a task."""
+        shared = dict(b=(regs.task["batch"], 0), h=(regs.task["head"], 0))
+        rows = self.look_at.of_rows(g.mask, shared, self.place(regs, Int32(0))[2])
         if self.spec.score is None or self.near:
-            return None
+            return Known(None, rows)
         if self.capped:
-            return self.capped.numbers(g, dict(b=(regs.task["batch"], 0), h=(regs.task["head"], 0)))
+            return Known(self.capped.numbers(g, shared), rows)
         graph = Emitted(self.spec.score, g.score, sums=True)
-        graph.prepare("score", "q", "kv", b=(regs.task["batch"], 0), h=(regs.task["head"], 0))
-        return graph
+        graph.prepare("score", "q", "kv", **shared)
+        return Known(graph, rows)
 
-    def ready(self, regs, tile, graph):
-        """The same, of which is made what needs no score and no key: before the scores are there. graph: the task's."""
-        if graph is None or self.capped:
-            return graph
-        place, graph = self.place(regs, tile), graph.again()
+    def ready(self, regs, tile, known: Known):
+        """The score function, of which is made what needs no score and no key: before the scores are there."""
+        if known.score is None or self.capped:
+            return known.score
+        place, graph = self.place(regs, tile), known.score.again()
         for r in range(2):
             inputs = self.inputs(place, r, 0)
             graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
@@ -152,17 +164,18 @@ class FlexSoftmax:
                 yield (r, j), dict(self.inputs(place, r, j), score=(Scaled(view[r, j], g.score_scale), (r, j)))
 
     @cute.jit
-    def look_if(self, g, regs, tile, seen):
+    def look_if(self, g, regs, tile, seen, known: Constexpr):
         """``look``, unless the task's first tile is full."""
         all_seen(seen)
         if const_expr(self.spec.mask is not None):
             if regs.task["n_masked_right"] != 0:
-                self.look(g, regs, tile, seen)
+                self.look(g, regs, tile, seen, known)
 
-    def look(self, g, regs, tile, seen):
+    def look(self, g, regs, tile, seen, known: Known):
         """Which of a tile's keys its rows see."""
         batch, head, row, col = self.place(regs, tile)
-        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen)
+        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen,
+                          known.rows)
 
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""
