@@ -49,8 +49,8 @@ def test_as_exact_as_the_log_sum_exp_needs(exponents, cap, scale):
 
 
 @pytest.mark.parametrize("cap, scale", [
-    (0.0, 1.0), (-5.0, -1.0), (5.0, -1.0), (5.0, 0.0), (numpy.inf, 1.0), (numpy.nan, 1.0), (5.0, numpy.nan), (1e-30, 1.0),
-    (1e8, 1e-8)])
+    (0.0, 1.0), (-5.0, -1.0), (5.0, -1.0), (5.0, 0.0), (numpy.inf, 1.0), (numpy.nan, 1.0), (5.0, numpy.nan),
+    (1e-30, 1.0), (1e8, 1e-8)])
 def test_numbers_that_nothing_is_made_of(exponents, cap, scale):
     """All scores are far then; what is multiplied by 0 is a number."""
     numbers = exponents(cap, scale)
@@ -64,8 +64,8 @@ def test_which_are_softcaps():
     assert of(lambda s, b, h, q, kv: 7 * torch.tanh(s)).factor is None
     assert of(lambda s, b, h, q, kv: 7 * torch.tanh(s / slopes[b])).over
     for other in (lambda s, b, h, q, kv: 7 * torch.tanh(slopes[h] / s), lambda s, b, h, q, kv: s * torch.tanh(s),
-                  lambda s, b, h, q, kv: slopes[kv] * torch.tanh(s), lambda s, b, h, q, kv: 7 * torch.tanh(s * slopes[q]),
-                  lambda s, b, h, q, kv: 7 * torch.tanh(s) + 1, lambda s, b, h, q, kv: torch.tanh(s)):
+                  lambda s, b, h, q, kv: slopes[kv] * torch.tanh(s), lambda s, b, h, q, kv: torch.tanh(s),
+                  lambda s, b, h, q, kv: 7 * torch.tanh(s * slopes[q]), lambda s, b, h, q, kv: 7 * torch.tanh(s) + 1):
         assert not of(other)
 
 

@@ -114,7 +114,8 @@ class Emitted:
         node, graph = self.graph.nodes[i], self.graph
         first, kind = node.args[0], _KINDS[node.type]
         if node.op == "load":
-            return _load(self.tensors[first], args, node.type)
+            from_start = [graph.nodes[a].op == "input" for a in graph.operands(i)]
+            return _load(self.tensors[first], args, node.type, from_start)
         if node.type == "f32" and node.op in ("mul", "div", "tanh"):
             for way in (self._product_of_score, self._near_tanh):
                 found = way(i, args, inputs)
@@ -319,20 +320,23 @@ def _divided(op, a, b, divisor, whole):
     return select(wrong, quotient - type(a)(1), quotient) if op == "floordiv" else quotient
 
 
-def place_in(x, at) -> tuple:
+def place_in(x, at, from_start=()) -> tuple:
     """Where the indices of a load lead in a captured tensor: negative ones count from its end, and none leads
-    outside."""
+    outside. from_start: of each, is it known not to be negative?"""
     place = []
     for d, index in enumerate(at):
         size = x.shape[d]
+        if from_start and from_start[d]:
+            place.append(cutlass.min(index, size - 1))
+            continue
         index = select(index < 0, index + size, index)
         place.append(Int32(select(index < 0, type(index)(0), select(index < size, index, type(index)(size - 1)))))
     return tuple(place) or (Int32(0),)
 
 
-def _load(x, at, kind):
+def _load(x, at, kind, from_start):
     """An element of a captured tensor."""
-    value = x[place_in(x, at)]
+    value = x[place_in(x, at, from_start)]
     if kind == "bool":
         return value != 0
     return _KINDS[kind](value)

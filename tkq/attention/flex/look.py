@@ -24,8 +24,8 @@ class Look:
         self.words = None if graph is None else words(graph, along)
 
     def of_rows(self, captured, of, row):
-        """What a mask loads of rows, for all tiles of these: an ``Emitted`` for ``look``, or None where that is nothing.
-        of, row: as there."""
+        """What a mask loads of rows, for all tiles of these: an ``Emitted`` for ``look``, or None where it loads
+        nothing of them. of, row: as there."""
         depends = () if self.graph is None else self.graph.inputs_of()
         if not any(self.graph.nodes[i].op == "load" and self.along not in names for i, names in enumerate(depends)):
             return None
@@ -64,7 +64,8 @@ class Look:
             return select(graph.node_at(i, **inputs), Uint32(ALL), Uint32(0))
         if how == LIMITS:
             steps, values = (self.words.steps[a] for a in node.args), [graph.node_at(a, **inputs) for a in node.args]
-            return _compared(node.op, *steps, *values)
+            whole = all(self.graph.nodes[a].op == "input" for a in node.args)
+            return _compared(node.op, steps, values, whole)
         return _OF_WORDS[node.op](*operands)
 
     def word_of(self, bools):
@@ -142,15 +143,17 @@ class Look:
             look_at(part)
 
 
-def _compared(op, step, other, a, b):
-    """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart."""
+def _compared(op, steps, values, indices):
+    """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart.
+    indices: are both indices, whose distance an int32 holds?"""
+    (step, other), (a, b) = steps, values
     if step < other:
         op, a, b = _BACKWARDS[op], b, a  # with the sides changed, the first one grows faster
-    limit = _distance(a, b)
+    limit = b - a if indices else _distance(a, b)
     if op in ("lt", "ge"):
         below = _below(limit)
         return below if op == "lt" else ~below
-    past = _below(limit + Int64(1))
+    past = _below(limit + type(limit)(1))
     if op in ("le", "gt"):
         return past if op == "le" else ~past
     equal = past & ~_below(limit)
@@ -168,7 +171,8 @@ def _distance(a, b):
 
 def _below(limit):
     """A bit for each of the thread's columns, which are 0 1 8 9 .. past its first: is it below?"""
-    limit = Int32(cutlass.max(cutlass.min(limit, Int64(FAR)), Int64(0)))
+    kind = type(limit)
+    limit = Int32(cutlass.max(cutlass.min(limit, kind(FAR)), kind(0)))
     pairs = Uint32(limit >> 3)
     return ~((Uint32(ALL) << pairs) << (pairs + Uint32(cutlass.min(limit & 7, 2))))
 

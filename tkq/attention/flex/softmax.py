@@ -123,16 +123,17 @@ class FlexSoftmax:
         return graph
 
     def score(self, g, regs, tile, graph):
-        """The result: what ``CappedScores`` keeps of a tile."""
+        """The result: what ``CappedScores`` keeps of a tile, or None."""
+        now = None
         if self.capped:
             now, place = cute.make_rmem_tensor((4,), Float32), self.place(regs, tile)
             self.capped.look(g, regs, graph, now, [((r, j), self.inputs(place, r, j))
                                                    for j in range(regs.s.cols // 4) for r in range(2)])
-            return now
-        if self.near:
+        elif self.near:
             self.near_or_far(g, regs, tile)
         elif self.spec.score is not None:
             self.score_each(g, regs, tile, graph)
+        return now
 
     @cute.jit
     def near_or_far(self, g, regs, tile):

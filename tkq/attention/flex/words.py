@@ -20,7 +20,8 @@ class Words:
     "limits": by where it begins or ends to hold; "logic": of other words; "columns": it depends on columns alone, so
     that lanes share them; "equal": is an integer of the row a column's, which takes long: a word for one after the
     other of those that a warp's rows have; "elements": one by one. shared: what depends on columns alone, takes long,
-    and is taken by elements. steps: of each node how much it grows from a column to the next, None where that is not known."""
+    and is taken by elements. steps: of each node how much it grows from a column to the next, None where that is not
+    known."""
 
     of: dict
     shared: tuple
