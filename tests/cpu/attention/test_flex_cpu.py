@@ -26,7 +26,8 @@ def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("full, q_per, kv_per", [(True, 1, 1), (True, 2, 3), (False, 1, 2)])
 def test_tiles_of_lists(monkeypatch, full, q_per, kv_per):
-    """Those with the mask, then the full ones; also of numbers of blocks, and blocks, that lie."""
+    """Those with the mask, then the full ones, either from the last to the first; also of numbers of blocks, and
+    blocks, that lie."""
     g, keys = torch.Generator().manual_seed(0), 17
     ints = lambda least, most, *shape: torch.randint(least, most, shape, generator=g, dtype=torch.int32)
     num, full_num = ints(-1, 6, 2, 3, 4), ints(-1, 4, 2, 3, 4)
@@ -35,9 +36,10 @@ def test_tiles_of_lists(monkeypatch, full, q_per, kv_per):
     function(KeyTilesOnCpu(full, q_per, kv_per), monkeypatch)(found, lists, keys)
     for b, h, tile in itertools.product(*map(range, found.shape[:3])):
         row = b, h, min(tile // q_per, 3)
-        blocks = [lists[1][row][:max(num[row], 0)], *([lists[3][row][:max(full_num[row], 0)]] if full else [])]
+        blocks = [lists[1][row][:max(num[row], 0)].flip(0),
+                  *([lists[3][row][:max(full_num[row], 0)].flip(0)] if full else [])]
         blocks = torch.cat(blocks).clamp(0, -(-keys // kv_per) - 1)
-        wanted = (blocks[:, None] * kv_per + torch.arange(kv_per)).flatten()
+        wanted = (blocks[:, None] * kv_per + torch.arange(kv_per).flip(0)).flatten()
         assert found[b, h, tile].tolist() == wanted.tolist() + [-1] * (30 - len(wanted))
 
 

@@ -6,7 +6,7 @@ import torch
 from tests.helpers.attention import flex_gallery as gallery
 from tests.helpers.emulation import flex_words
 from tkq.attention.flex.functions.trace import trace
-from tkq.attention.flex.words import COLUMNS, ELEMENTS, LIMITS, LOGIC, ROWS, words
+from tkq.attention.flex.words import COLUMNS, ELEMENTS, EQUAL, LIMITS, LOGIC, ROWS, words
 from tkq.reference.flex import places
 from tkq.reference.graphs import evaluate
 
@@ -60,7 +60,7 @@ def how(mask, along="kv"):
 
 def test_how_bools_are_made():
     assert how(gallery.causal) == ([LIMITS], 0)
-    assert how(MASKS["document"])[1] == 1 and sorted(how(MASKS["document"])[0]) == [ELEMENTS, LIMITS, LOGIC]
+    assert how(MASKS["document"])[1] == 0 and sorted(how(MASKS["document"])[0]) == [EQUAL, LIMITS, LOGIC]
     assert how(lambda b, h, q, kv: FLAGS[kv] | FLAGS[q]) == ([COLUMNS, ROWS, LOGIC], 0)
     assert how(lambda b, h, q, kv: 2 * kv <= q) == ([ELEMENTS], 0)
     assert how(gallery.causal, "q") == ([LIMITS], 0)

@@ -233,9 +233,10 @@ def test_same_bits_and_graphs():
 
 
 def test_longer_than_one_wave():
-    """More tasks than SMs, many blocks of each."""
+    """More tasks than SMs, many blocks of each; so many that their order follows what they visit."""
     q, k, v = make(2048, 2048, heads=(1, 32, 8))
     check(q, k, v, None, gallery.sliding_window(700))
+    check(*make(300, 300, heads=(8, 48, 8)), mask_mod=gallery.sliding_window(200))
 
 
 def test_flash_attn():

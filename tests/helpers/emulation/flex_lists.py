@@ -30,4 +30,4 @@ class KeyTilesOnCpu:
                     of = Int32(b), Int32(h), Int32(t)
                     counts = keys.counts(*of)
                     for i in cutlass.range(counts.all):
-                        found[b, h, t, i] = keys.at(*of, Int32(i), counts.masked)
+                        found[b, h, t, i] = keys.at(*of, Int32(i), counts)

@@ -93,6 +93,7 @@ def select(condition, a, b):
 
 
 ARCH = SimpleNamespace(shuffle_sync=lambda x, lane: type(x)(x.v[numpy.broadcast_to(getattr(lane, "v", lane), 32)]),
+                       popc=lambda x: Int32(numpy.bitwise_count(x.v.astype(numpy.uint32))),
                        shuffle_sync_bfly=lambda x, offset: type(x)(x.v[LANES ^ offset]))
 NAMES = dict(
     Boolean=Boolean, Int32=Int32, Int64=Int64, Uint32=Uint32, Float32=Float32, select=select,
@@ -109,6 +110,10 @@ class LookOnLanes(look.Look):
         for part in range(n):
             look_at(Int32(part))
 
+    def each_number(self, left, look_for):
+        while left[0].v.any():
+            look_for(Int32(int((left[0].v != 0) @ (1 << LANES)) - (1 << 32) * int(left[0].v[31] != 0)))
+
 
 def seen(monkeypatch, traced, along, of, place, width):
     """(16, width) bool: which elements of a warp's rows of a tile a mask lets through. of: (b, h); place: the first row
@@ -122,7 +127,8 @@ def seen(monkeypatch, traced, along, of, place, width):
     inputs = dict(b=(Int32(of[0]), 0), h=(Int32(of[1]), 0))
     captured = tuple(map(Memory, traced.tensors)), tuple(Int32(n) for n in traced.numbers)
     first = Int32(row + LANES // 4), Int32(col + LANES % 4 * 2)
-    LookOnLanes(traced.graph, along).look(captured, inputs, first, width, words)
+    on_lanes = LookOnLanes(traced.graph, along)
+    on_lanes.look(captured, inputs, first, width, words, on_lanes.of_rows(captured, inputs, first[0]))
     found = numpy.zeros((16, width), bool)
     for r in range(2):
         for j in range(width // 4):

@@ -33,18 +33,20 @@ class Scaled(NamedTuple):
 
 class Emitted:
     """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None. near: every
-    tanh is taken of numbers from -1 to 1.
+    tanh is taken of numbers from -1 to 1. sums: a product of indices that is a term of the result may be that at the
+    bases and a multiple of its other factor, rounded once more.
 
     ``at(b=.., h=.., q=.., kv=.., score=..)`` is its value for one element. An input is (base, offset): an index is
     their sum, the offset a number that is known when traced; of a score the base is its value, or ``Scaled``. Equal
     offsets mean equal values, and what depends on these inputs alone is not made again: what is affine in indices is
     its value at the bases and a constant."""
 
-    def __init__(self, graph, captured, near=False):
-        self.graph, self.near = graph, near
+    def __init__(self, graph, captured, near=False, sums=False):
+        self.graph, self.near, self.sums = graph, near, sums
         self.tensors, self.numbers = (None, None) if captured is None else captured
         self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
         self.affine, self.needs, self.made = graph.affine(), _needs(graph), {}
+        self.terms = terms_of(graph) if sums else ()
 
     def at(self, **inputs):
         return self._value(len(self.graph.nodes) - 1, inputs)
@@ -65,7 +67,7 @@ class Emitted:
 
     def again(self):
         """For other elements, with what has been made so far: of inputs that they share."""
-        other = Emitted(self.graph, (self.tensors, self.numbers))
+        other = Emitted(self.graph, (self.tensors, self.numbers), self.near, self.sums)
         other.made.update(self.made)
         return other
 
@@ -97,6 +99,11 @@ class Emitted:
         shift = self._shift(i, inputs)
         if shift:
             return self._value(i, self._at_bases(inputs)) + kind(shift)
+        for a, b in (node.args, node.args[::-1]) if i in self.terms else ():
+            shift = self._shift(b, inputs)
+            if shift and self._is_shared(a):
+                at = self._at_bases(inputs)
+                return cute.math.fma(self._value(a, at), kind(shift), self._value(i, at))
         if node.op == "input":
             value = inputs[first][0]
             return value.value * value.factor if isinstance(value, Scaled) else value
@@ -107,7 +114,8 @@ class Emitted:
         node, graph = self.graph.nodes[i], self.graph
         first, kind = node.args[0], _KINDS[node.type]
         if node.op == "load":
-            return _load(self.tensors[first], args, node.type)
+            from_start = [graph.nodes[a].op == "input" for a in graph.operands(i)]
+            return _load(self.tensors[first], args, node.type, from_start)
         if node.type == "f32" and node.op in ("mul", "div", "tanh"):
             for way in (self._product_of_score, self._near_tanh):
                 found = way(i, args, inputs)
@@ -188,6 +196,23 @@ def _needs(graph):
     for i in range(len(graph.nodes)):
         found.append(sorted({i}.union(*(found[a] for a in graph.operands(i)))))
     return found
+
+
+def terms_of(graph) -> tuple:
+    """The products that nothing but sums takes, of which the result is the last."""
+    last, takers = len(graph.nodes) - 1, [[] for _ in graph.nodes]
+    for i in range(len(graph.nodes)):
+        for a in graph.operands(i):
+            takers[a].append(i)
+    found, terms = set(), []
+    for i in range(last, -1, -1):
+        node = graph.nodes[i]
+        if node.type == "f32" and (i == last or (takers[i] and found.issuperset(takers[i]))):
+            if node.op in ("add", "sub"):
+                found.add(i)
+            elif node.op == "mul":
+                terms.append(i)
+    return tuple(terms)
 
 
 def select(condition, a, b):
@@ -295,20 +320,23 @@ def _divided(op, a, b, divisor, whole):
     return select(wrong, quotient - type(a)(1), quotient) if op == "floordiv" else quotient
 
 
-def place_in(x, at) -> tuple:
+def place_in(x, at, from_start=()) -> tuple:
     """Where the indices of a load lead in a captured tensor: negative ones count from its end, and none leads
-    outside."""
+    outside. from_start: of each, is it known not to be negative?"""
     place = []
     for d, index in enumerate(at):
         size = x.shape[d]
+        if from_start and from_start[d]:
+            place.append(cutlass.min(index, size - 1))
+            continue
         index = select(index < 0, index + size, index)
         place.append(Int32(select(index < 0, type(index)(0), select(index < size, index, type(index)(size - 1)))))
     return tuple(place) or (Int32(0),)
 
 
-def _load(x, at, kind):
+def _load(x, at, kind, from_start):
     """An element of a captured tensor."""
-    value = x[place_in(x, at)]
+    value = x[place_in(x, at, from_start)]
     if kind == "bool":
         return value != 0
     return _KINDS[kind](value)

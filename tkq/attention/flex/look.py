@@ -5,7 +5,7 @@ from cutlass import Constexpr, Float32, Int32, Int64, Uint32
 
 import tkq.tile as tk
 from tkq.attention.flex.emit import Emitted, from_lane, select
-from tkq.attention.flex.words import COLUMNS, ELEMENTS, LIMITS, ROWS, words
+from tkq.attention.flex.words import COLUMNS, ELEMENTS, EQUAL, LIMITS, ROWS, sides_of, words
 
 STEP = 8  # of a thread's columns, that elements are evaluated for at a time
 ALL = 0xffffffff
@@ -23,16 +23,30 @@ class Look:
         self.graph, self.along, self.across = graph, along, "q" if along == "kv" else "kv"
         self.words = None if graph is None else words(graph, along)
 
-    def look(self, captured, of, place, width, seen):
+    def of_rows(self, captured, of, row):
+        """What a mask loads of rows, for all tiles of these: an ``Emitted`` for ``look``, or None where it loads
+        nothing of them. of, row: as there."""
+        depends = () if self.graph is None else self.graph.inputs_of()
+        if not any(self.graph.nodes[i].op == "load" and self.along not in names for i, names in enumerate(depends)):
+            return None
+        graph = Emitted(self.graph, captured)
+        for r in range(2):
+            graph.prepare(self.along, **of, **{self.across: (row, 8 * r)})
+        return graph
+
+    def look(self, captured, of, place, width, seen, rows=None):
         """seen: two words, a bit for each of the thread's columns in each of its two rows. of: inputs that all share;
-        place: (first row, first column) of the thread; width: columns of the tile. A whole warp."""
-        (row, col), graph = place, Emitted(self.graph, captured)
+        place: (first row, first column) of the thread; width: columns of the tile; rows: of ``of_rows``. A whole
+        warp."""
+        (row, col), graph = place, Emitted(self.graph, captured) if rows is None else rows.again()
         inputs = [{**of, self.across: (row, 8 * r), self.along: (col, 0)} for r in range(2)]
         made, elements = {}, [i for i, how in self.words.of.items() if how == ELEMENTS]
         lane = {**of, self.along: (col + 16 * (tk.lane_id() // 4), 0)}
         for i, how in self.words.of.items():
             if how == COLUMNS:
-                made[i] = (self.word_of_columns(i, captured, lane),) * 2
+                made[i] = (self.word_of(self.values_of_columns(i, captured, lane)),) * 2
+            if how == EQUAL:
+                made[i] = self.words_of_equal(i, graph, captured, (inputs, lane))
         if elements:
             each = self.each_word(elements, captured, (inputs, lane), width)
             made.update((i, (each[2 * n], each[2 * n + 1])) for n, i in enumerate(elements))
@@ -50,19 +64,47 @@ class Look:
             return select(graph.node_at(i, **inputs), Uint32(ALL), Uint32(0))
         if how == LIMITS:
             steps, values = (self.words.steps[a] for a in node.args), [graph.node_at(a, **inputs) for a in node.args]
-            return _compared(node.op, *steps, *values)
+            whole = all(self.graph.nodes[a].op == "input" for a in node.args)
+            return _compared(node.op, steps, values, whole)
         return _OF_WORDS[node.op](*operands)
 
-    def word_of_columns(self, i, captured, lane):
-        """Each lane looks at 4 of a row's columns, for the 8 lanes that have them."""
-        values = self.values_of_columns(i, captured, lane)
+    def word_of(self, bools):
+        """Each lane has looked at 4 of a row's columns, for the 8 lanes that have them."""
         word = Uint32(0)
-        for n, value in enumerate(values):
+        for n, value in enumerate(bools):
             word = word | select(value, Uint32(1 << n), Uint32(0))
         word = word << Uint32(tk.lane_id() // 4 * 4)
         for offset in (4, 8, 16):
             word = word | Uint32(cute.arch.shuffle_sync_bfly(word, offset=offset))
         return word
+
+    def words_of_equal(self, i, graph, captured, of):
+        """Of an integer of each row, and those of columns. of: (inputs of the rows, of the lane)."""
+        (inputs, lane), (row, column) = of, sides_of(self.graph, i, self.along)
+        columns = self.values_of_columns(column, captured, lane)
+        rows = [graph.node_at(row, **inputs[r]) for r in range(2)]
+        found, left = cute.make_rmem_tensor((2,), Uint32), cute.make_rmem_tensor((1,), Int32)
+        found[0], found[1], left[0] = Uint32(0), Uint32(0), Int32(3)  # a bit for each row that has no word yet
+
+        def look_for(lanes):
+            first = cute.arch.popc((lanes & -lanes) - Int32(1))
+            value = from_lane(select((left[0] & Int32(1)) != Int32(0), rows[0], rows[1]), first)
+            word = self.word_of([x == value for x in columns])
+            for r in range(2):
+                here = rows[r] == value
+                found[r] = select(here, word, found[r])
+                left[0] = select(here, left[0] & Int32(2 - r), left[0])
+
+        self.each_number(left, look_for)
+        return tuple(found[r] if self.graph.nodes[i].op == "eq" else ~found[r] for r in range(2))
+
+    @cute.jit
+    def each_number(self, left, look_for: Constexpr):
+        """While there are lanes with rows left, with these lanes."""
+        lanes = cute.arch.vote_ballot_sync(left[0] != 0)
+        while lanes != 0:
+            look_for(lanes)
+            lanes = cute.arch.vote_ballot_sync(left[0] != 0)
 
     def values_of_columns(self, i, captured, lane):
         graph, (first, _) = Emitted(self.graph, captured), lane[self.along]
@@ -101,15 +143,17 @@ class Look:
             look_at(part)
 
 
-def _compared(op, step, other, a, b):
-    """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart."""
+def _compared(op, steps, values, indices):
+    """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart.
+    indices: are both indices, whose distance an int32 holds?"""
+    (step, other), (a, b) = steps, values
     if step < other:
         op, a, b = _BACKWARDS[op], b, a  # with the sides changed, the first one grows faster
-    limit = _distance(a, b)
+    limit = b - a if indices else _distance(a, b)
     if op in ("lt", "ge"):
         below = _below(limit)
         return below if op == "lt" else ~below
-    past = _below(limit + Int64(1))
+    past = _below(limit + type(limit)(1))
     if op in ("le", "gt"):
         return past if op == "le" else ~past
     equal = past & ~_below(limit)
@@ -127,7 +171,8 @@ def _distance(a, b):
 
 def _below(limit):
     """A bit for each of the thread's columns, which are 0 1 8 9 .. past its first: is it below?"""
-    limit = Int32(cutlass.max(cutlass.min(limit, Int64(FAR)), Int64(0)))
+    kind = type(limit)
+    limit = Int32(cutlass.max(cutlass.min(limit, kind(FAR)), kind(0)))
     pairs = Uint32(limit >> 3)
     return ~((Uint32(ALL) << pairs) << (pairs + Uint32(cutlass.min(limit & 7, 2))))
 

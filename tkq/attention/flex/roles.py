@@ -1,14 +1,18 @@
 """The producer warp and a consumer warpgroup: ``flash_attn``'s, with a list of key tiles in the place of a range."""
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.mask import KeyBlockRange
+from tkq.attention.common.tile_order import even_l2_section, heads_in_l2_section
 from tkq.attention.flex.softmax import FlexSoftmax
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.producer import Producer
 
+MANY = 8  # tasks of each block: a look at the lists is a small part of their time
 
 class FlexProducer:
     """Each tile of K takes along which one it is: consumers do not look it up in lists again."""
@@ -21,6 +25,8 @@ class FlexProducer:
         tk.prefetch(g.q, g.k, g.v, g.o)
         k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
         tasks, schedule = g.tasks.begin(g.schedule)
+        if const_expr(self.spec.blocks):
+            tasks = replace(tasks, l2_section=self.l2_section(g, schedule))
         number = schedule.first()
         while number < schedule.tasks:
             t = tasks.find(number)
@@ -29,17 +35,31 @@ class FlexProducer:
             blocks, masked = cutlass.max(counts.all, 1), counts.masked
             if counts.all == 0:  # one tile, of which no key is seen
                 masked = Int32(-1)
-            tile = g.keys.at(*of, Int32(0), masked)
+            tile, following = g.keys.at(*of, Int32(0), counts), g.keys.at(*of, Int32(1), counts)
             self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
             self.base.load_q(g, smem, q_ring, t, KeyBlockRange(0, blocks, masked, 0))
             for j in cutlass.range(1, blocks, unroll=1):
-                before, tile = tile, g.keys.at(*of, j, masked)
+                before, tile = tile, following
+                following = g.keys.at(*of, j + 1, counts)  # under the waits for room
                 self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
                 self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, kv_head), before)
             fetched = schedule.fetch()
             self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, kv_head), tile)
             number = schedule.following(number, fetched)
         self.base.close(smem, q_ring)
+
+    @cute.jit
+    def l2_section(self, g, schedule):
+        """Heads that are worked on together, as many as the keys let that their longest tasks visit: so those of short
+        tasks end together. Of few tasks those that all keys let, without a look at the lists. A whole warp."""
+        section, of = g.tasks.l2_section, g.tasks
+        if schedule.tasks > MANY * schedule.workers():
+            counts = g.keys.counts(Int32(0), Int32(0), tk.lane_id() * of.tiles // 32)  # of some tiles of one head
+            most = Int32(cute.arch.warp_redux_sync(cutlass.max(cutlass.min(counts.all, 1 << 13), 1), "max"))
+            bytes_of = most * (self.config.kv * 4 * self.spec.head_dim)
+            section = heads_in_l2_section(bytes_of, self.config.l2_section_mb << 20, of.heads_per_kv, of.all_heads)
+            section = even_l2_section(section, of.heads_per_kv, of.all_heads)
+        return section
 
     def load_k(self, g, smem, numbers, ring, at):
         """A tile of K, and its number. at: (batch, head, number)."""
@@ -64,9 +84,10 @@ class FlexConsumer:
         regs.ping_pong.start()
         blocks = self.base.next_task(smem, regs)
         while blocks > 0:
-            self.begin(g, smem, numbers, regs, seen)
+            known = self.softmax.of_task(g, regs)
+            self.begin(g, smem, numbers, regs, seen, known)
             tk.zero(regs.o)
-            self.steps(g, smem, numbers, regs, seen)
+            self.steps(g, smem, numbers, regs, seen, known)
             tk.arrive(smem.q_empty[self.base.q_at(regs)])
             self.base.swap_task(regs)
             self.base.end(smem, regs)
@@ -75,40 +96,43 @@ class FlexConsumer:
         tk.store_wait()
 
     @cute.jit
-    def begin(self, g, smem, numbers, regs, seen):
-        """A task's first S = Q @ K.T, and its softmax."""
+    def begin(self, g, smem, numbers, regs, seen, known: Constexpr):
+        """A task's first S = Q @ K.T, and its softmax. known: of ``of_task``."""
         smem.k_pipe.wait(regs.k)
         tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
         tile = cute.arch.make_warp_uniform(numbers[0, regs.k.stage])
-        self.softmax.look_if(g, regs, tile, seen)
-        graph = self.softmax.ready(g, regs, tile)
+        self.softmax.look_if(g, regs, tile, seen, known)
+        graph = self.softmax.ready(regs, tile, known)
         tk.mma_wait()
         self.base.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs, tile, seen, graph)
         tk.copy(regs.p, regs.s)
 
     @cute.jit
-    def steps(self, g, smem, numbers, regs, seen):
+    def steps(self, g, smem, numbers, regs, seen, known: Constexpr):
         """Each further S and softmax, over the P @ V of the tile before: tiles with the mask, then those without."""
         blocks, whole = regs.task["blocks"], Int32(1)
         if const_expr(self.spec.mask is not None):
             masked = regs.task["n_masked_right"]
             for _ in cutlass.range(1, masked, unroll=1):
-                self.step(g, smem, numbers, regs, seen, True)
+                self.step(g, smem, numbers, regs, seen, known, True)
             whole = cutlass.max(masked, 1)
         if const_expr(self.spec.mask is None or self.spec.full):
             for _ in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, smem, numbers, regs, seen, False)
+                self.step(g, smem, numbers, regs, seen, known, False)
 
     @cute.jit
-    def step(self, g, smem, numbers, regs, seen, masked: Constexpr[bool]):
+    def step(self, g, smem, numbers, regs, seen, known: Constexpr, masked: Constexpr[bool]):
         """The next tile of the visit."""
         tile = self.issue(smem, numbers, regs)
-        tile = cute.arch.make_warp_uniform(tile)
+        if const_expr(masked or self.spec.score is not None):
+            tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
-            self.softmax.look(g, regs, tile, seen)
-        graph = self.softmax.ready(g, regs, tile)
+            self.softmax.look(g, regs, tile, seen, known)
+        graph = self.softmax.ready(regs, tile, known)
         tk.mma_wait(1)
+        if const_expr(not masked):
+            self.softmax.end_of_full(g, regs, numbers)
         self.base.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, tile, (seen, graph), masked)
         tk.mma_wait(0)

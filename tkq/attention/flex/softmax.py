@@ -1,11 +1,24 @@
 """Scores of the user's own, then the online softmax of ``flash_attn``."""
+from typing import Any, NamedTuple
+
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.flex.capped import CappedScores, softcap_of
 from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
+
+LOWEST = -3.4028234663852886e38  # of float32's numbers
+
+
+class Known(NamedTuple):
+    """Of a task. score: what is made of the score function of what needs neither scores nor rows nor keys, or the
+    numbers of ``CappedScores``; rows: of ``Look``. None where that is nothing."""
+
+    score: Any
+    rows: Any
 
 
 class FlexSoftmax:
@@ -15,29 +28,68 @@ class FlexSoftmax:
     def __init__(self, spec, config):
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
         self.look_at = Look(spec.mask, "kv")
-        self.near = () if spec.score is None else near_arguments(spec.score)
+        scored = spec.score is not None
+        self.capped = CappedScores(spec.score) if scored and softcap_of(spec.score) else None
+        self.near = near_arguments(spec.score) if scored and not self.capped else ()
 
     def first(self, g, regs, tile, seen, graph):
         """The first tile of keys of a task. seen: of ``look``; graph: of ``ready``."""
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.score(g, regs, tile, graph)
+        now = self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
-        self.end_of_keys(g, regs, tile)
-        self.online.move(g, regs, guarded=True)
-        self.online.exponentials(g, regs, guarded=True)
+        self.end_of_keys(g, regs, tile, self.keys_of(g, regs))
+        exponents = self.capped and self.capped.exponents(graph, now)
+        self.move(g, regs, exponents)
+        self.exponentials(g, regs, exponents)
 
     def step(self, g, regs, tile, of, masked: bool):
         """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled? of: what ``look``
         and ``ready`` gave."""
         seen, graph = of
-        self.score(g, regs, tile, graph)
+        now = self.score(g, regs, tile, graph)
         self.mask(regs, seen, masked)
-        self.end_of_keys(g, regs, tile)
-        moved = self.online.out_of_range(g, regs)
-        self.online.move_if(g, regs, moved, True)
-        self.online.exponentials(g, regs, guarded=True)
+        if masked or self.spec.score is not None:
+            self.end_of_keys(g, regs, tile, g.tasks.rows_k)
+        exponents = self.capped and self.capped.exponents(graph, now)
+        if self.capped:
+            if masked:
+                self.capped.tops(regs, now)
+            moved = self.capped.out_of_range(regs, exponents, now)
+        else:
+            moved = self.online.out_of_range(g, regs)
+        self.move_if(g, regs, moved, exponents)
+        self.exponentials(g, regs, exponents)
         return moved
+
+    def exponentials(self, g, regs, exponents):
+        if self.capped:
+            self.capped.exponentials(regs, exponents)
+        else:
+            self.online.exponentials(g, regs, guarded=False)
+
+    @cute.jit
+    def move_if(self, g, regs, moved, exponents: Constexpr):
+        if moved:
+            self.move(g, regs, exponents)
+
+    def move(self, g, regs, exponents):
+        """``Softmax.move``, after which max is a number: ``LOWEST`` for a row that has seen no key, whose exponentials
+        are 0 then. What is subtracted need not be looked at, in tiles where all rows may see none neither."""
+        online, lowest = self.online, Float32(LOWEST)
+        tk.copy(regs.correct, regs.max)
+        tk.row_max(regs.shift, regs.s)
+        if self.capped:
+            for r in range(2):
+                regs.shift.tensor[r] = exponents.of(regs.shift.tensor[r])
+        else:
+            tk.mul(regs.shift, regs.shift, g.scale)
+        online.raise_max(regs)
+        for r in range(2):
+            regs.max.tensor[r] = cute.arch.fmax(regs.max.tensor[r], lowest)
+        tk.sub(regs.correct, regs.correct, regs.max)
+        tk.exp2(regs.correct, regs.correct)
+        tk.mul(regs.norm, regs.norm, regs.correct)
 
     def place(self, regs, tile):
         """(batch, head, the thread's first row, its first column) of a tile of scores."""
@@ -48,21 +100,40 @@ class FlexSoftmax:
         batch, head, row, col = place
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
-    def ready(self, g, regs, tile):
-        """The score function, of which is made what needs no score and no key: before the scores are there."""
+    def of_task(self, g, regs) -> Known:
+        """Once for a task."""
+        shared = dict(b=(regs.task["batch"], 0), h=(regs.task["head"], 0))
+        rows = self.look_at.of_rows(g.mask, shared, self.place(regs, Int32(0))[2])
         if self.spec.score is None or self.near:
-            return None
-        place, graph = self.place(regs, tile), Emitted(self.spec.score, g.score)
+            return Known(None, rows)
+        if self.capped:
+            return Known(self.capped.numbers(g, shared), rows)
+        graph = Emitted(self.spec.score, g.score, sums=True)
+        graph.prepare("score", "q", "kv", **shared)
+        return Known(graph, rows)
+
+    def ready(self, regs, tile, known: Known):
+        """The score function, of which is made what needs no score and no key: before the scores are there."""
+        if known.score is None or self.capped:
+            return known.score
+        place, graph = self.place(regs, tile), known.score.again()
         for r in range(2):
             inputs = self.inputs(place, r, 0)
             graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
         return graph
 
     def score(self, g, regs, tile, graph):
-        if self.near:
+        """The result: what ``CappedScores`` keeps of a tile, or None."""
+        now = None
+        if self.capped:
+            now, place = cute.make_rmem_tensor((4,), Float32), self.place(regs, tile)
+            self.capped.look(g, regs, graph, now, [((r, j), self.inputs(place, r, j))
+                                                   for j in range(regs.s.cols // 4) for r in range(2)])
+        elif self.near:
             self.near_or_far(g, regs, tile)
         elif self.spec.score is not None:
             self.score_each(g, regs, tile, graph)
+        return now
 
     @cute.jit
     def near_or_far(self, g, regs, tile):
@@ -94,17 +165,18 @@ class FlexSoftmax:
                 yield (r, j), dict(self.inputs(place, r, j), score=(Scaled(view[r, j], g.score_scale), (r, j)))
 
     @cute.jit
-    def look_if(self, g, regs, tile, seen):
+    def look_if(self, g, regs, tile, seen, known: Constexpr):
         """``look``, unless the task's first tile is full."""
         all_seen(seen)
         if const_expr(self.spec.mask is not None):
             if regs.task["n_masked_right"] != 0:
-                self.look(g, regs, tile, seen)
+                self.look(g, regs, tile, seen, known)
 
-    def look(self, g, regs, tile, seen):
+    def look(self, g, regs, tile, seen, known: Known):
         """Which of a tile's keys its rows see."""
         batch, head, row, col = self.place(regs, tile)
-        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen)
+        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen,
+                          known.rows)
 
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""
@@ -114,15 +186,29 @@ class FlexSoftmax:
                 view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
 
     @cute.jit
-    def end_of_keys(self, g, regs, tile):
-        """Columns behind the last key become -inf; of a task without blocks all."""
+    def keys_of(self, g, regs):
+        """How many keys a task may see: of one without blocks none."""
         keys = g.tasks.rows_k
         if const_expr(self.spec.blocks):
             if regs.task["n_masked_right"] < 0:
                 keys = keys * 0
+        return keys
+
+    @cute.jit
+    def end_of_keys(self, g, regs, tile, keys):
+        """Columns behind the last key become -inf."""
         limit = keys - tile * self.config.kv
         if limit < self.config.kv:
             tk.right_fill(regs.s, limit, -Float32.inf)
+
+    @cute.jit
+    def end_of_full(self, g, regs, numbers):
+        """``end_of_keys`` of a tile that needs nothing else, whose number is asked for where the keys end inside a
+        listed block alone. numbers: of tiles of K, of which this one is not released yet."""
+        if const_expr(self.spec.score is None):
+            if g.tasks.rows_k % (self.config.kv * self.spec.kv_per) != 0:
+                tile = cute.arch.make_warp_uniform(numbers[0, regs.k.stage])
+                self.end_of_keys(g, regs, tile, g.tasks.rows_k)
 
     @cute.jit
     def statistics(self, g, regs, lse):

@@ -66,24 +66,29 @@ class KeyTiles:
         return self.tile_of(block, i)
 
     def tile_of(self, block, i):
-        """The i-th tile of the visit, of a listed block: of none behind the last."""
+        """A listed block's tile, of which i says the place in it: of none behind the last."""
         last = ceil_div(self.tiles, self.kv_per) - 1
         return cutlass.max(cutlass.min(block, last), 0) * self.kv_per + i % self.kv_per
 
     @cute.jit
-    def at(self, batch, head, tile, i, masked):
-        """The i-th tile of keys of the visit of a task, ``masked`` of whose tiles need the mask. It is loaded: what
+    def at(self, batch, head, tile, i, counts: Counts):
+        """The i-th tile of keys of a task's visit; of one past either end, some tile. Listed ones come from the last to
+        the first, as in ``flash_attn``: those on the diagonal, of which most rows see a key, begin. It is loaded: what
         needs it should come late."""
         found = i
         if const_expr(self.lists is not None):
-            of, entry = (batch, head, self.row_block(tile)), i // self.kv_per
-            lists, first = self.lists, masked // self.kv_per
-            block = lists.indices[(*of, cutlass.min(entry, lists.indices.shape[3] - 1))]
+            of, lists, rest = (batch, head, self.row_block(tile)), self.lists, counts.masked - 1 - i
+            block = lists.indices[(*of, self.entry(rest, lists.indices))]
             if const_expr(self.full):
-                if entry >= first:
-                    block = lists.full_indices[(*of, cutlass.min(entry - first, lists.full_indices.shape[3] - 1))]
-            found = self.tile_of(block, i)
+                if i >= counts.masked:
+                    rest = counts.all - 1 - i
+                    block = lists.full_indices[(*of, self.entry(rest, lists.full_indices))]
+            found = self.tile_of(block, rest)
         return found
+
+    def entry(self, i, indices):
+        """Of a list, where the block is that has the i-th of its tiles."""
+        return cutlass.max(cutlass.min(i // self.kv_per, indices.shape[3] - 1), 0)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tkq.attention.flex.functions.graph import COMPARISONS, Graph
 
-ROWS, LIMITS, LOGIC, COLUMNS, ELEMENTS = "rows", "limits", "logic", "columns", "elements"
+ROWS, LIMITS, LOGIC, COLUMNS, EQUAL, ELEMENTS = "rows", "limits", "logic", "columns", "equal", "elements"
 CHEAP = ("input", "const", "number", "cast", "where", "neg", "abs", "not", "add", "sub", "mul", "min", "max", "and",
          "or", "xor", "shl", "shr", *COMPARISONS)  # an instruction or two
 
@@ -18,8 +18,10 @@ CHEAP = ("input", "const", "number", "cast", "where", "neg", "abs", "not", "add"
 class Words:
     """of: for each bool that is wanted how its word is made, the result's at last: "rows": the same in all columns;
     "limits": by where it begins or ends to hold; "logic": of other words; "columns": it depends on columns alone, so
-    that lanes share them; "elements": one by one. shared: what depends on columns alone, takes long, and is taken by
-    elements. steps: of each node how much it grows from a column to the next, None where that is not known."""
+    that lanes share them; "equal": is an integer of the row a column's, which takes long: a word for one after the
+    other of those that a warp's rows have; "elements": one by one. shared: what depends on columns alone, takes long,
+    and is taken by elements. steps: of each node how much it grows from a column to the next, None where that is not
+    known."""
 
     of: dict
     shared: tuple
@@ -30,7 +32,7 @@ def words(graph: Graph, along: str) -> Words:
     """along: the input that columns are."""
     across, depends, steps = {"q": "kv", "kv": "q"}[along], graph.inputs_of(), steps_of(graph, along)
     bools = lambda i: all(graph.nodes[a].type == "bool" for a in graph.operands(i))
-    found = {}
+    found, long = {}, _long(graph)
 
     def want(i):
         node = graph.nodes[i]
@@ -44,12 +46,34 @@ def words(graph: Graph, along: str) -> Words:
             for a in graph.operands(i):
                 want(a)
             found[i] = LOGIC
+        elif across not in depends[i]:
+            found[i] = COLUMNS
         else:
-            found[i] = ELEMENTS if across in depends[i] else COLUMNS
+            sides = sides_of(graph, i, along)
+            found[i] = EQUAL if sides and long[sides[1]] else ELEMENTS
 
     want(len(graph.nodes) - 1)
     elements = [i for i, how in found.items() if how == ELEMENTS]
-    return Words(found, _shared(graph, elements, along, across), steps)
+    return Words(found, _shared(graph, elements, along, across, long), steps)
+
+
+def sides_of(graph: Graph, i: int, along: str):
+    """(the one that does not depend on columns, the one that depends on them alone) of two integers that are compared
+    for being equal, or not; None of another node."""
+    node, depends = graph.nodes[i], graph.inputs_of()
+    for row, column in (node.args, node.args[::-1]) if node.op in ("eq", "ne") else ():
+        if along not in depends[row] and not ({"q", "kv"} - {along}) & depends[column] and \
+                graph.nodes[row].type in ("i32", "i64"):
+            return row, column
+    return None
+
+
+def _long(graph):
+    """For each node: does it take long, or hold what does?"""
+    long = []
+    for i, node in enumerate(graph.nodes):
+        long.append(node.op not in CHEAP or any(long[a] for a in graph.operands(i)))
+    return long
 
 
 def steps_of(graph: Graph, along: str) -> tuple:
@@ -79,11 +103,9 @@ def _has_limit(graph, i, steps):
     return abs(steps[node.args[0]] - steps[node.args[1]]) == 1
 
 
-def _shared(graph, elements, along, across):
+def _shared(graph, elements, along, across, long):
     """The largest parts of elements that depend on columns alone, of those that hold what takes long."""
-    depends, long, found, seen = graph.inputs_of(), [], [], set()
-    for i, node in enumerate(graph.nodes):
-        long.append(node.op not in CHEAP or any(long[a] for a in graph.operands(i)))
+    depends, found, seen = graph.inputs_of(), [], set()
     stack = list(elements)
     while stack:
         i = stack.pop()
