@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
+from tkq.attention.decode.planner import blocks_of
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
@@ -137,7 +138,9 @@ class Combine:
         start, overhead = prefix + task * weight, g.plan[words.OVERHEAD]
         head = (start + overhead) // cutlass.max(size, 1)
         some = some & (head == part) & (start < x) & (length >= 0) & (length <= g.capacity)
-        splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head + 1, Int32(1))
+        _, blocks = blocks_of(length, g.queries, Int32(-1), g.key_block)
+        last = (start + overhead + cutlass.max(blocks, 1) - 1) // cutlass.max(size, 1)
+        splits = cutlass.select_(some, last - head + 1, Int32(1))
         return Task(batch, Int32(0), task % g.tiles, 2 * head + 1, 2 * (head + 1), splits)
 
     def fixed(self, g, number):
