@@ -57,6 +57,14 @@ def test_tiles_that_tma_loads():
     assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
 
 
+def test_blocks_that_widen_rows_for_each_other():
+    """Where each has a tile of queries, and their number is even."""
+    found = {heads: plan(MlaSpec("bf16", sparse=True, float8=True), 64, row_tiles(1, heads),
+                         tiles_together(576, 1, heads)) for heads in (16, 64, 65, 128, 192)}
+    assert [heads for heads, config in found.items() if config.pair] == [65, 128]
+    assert all(config.cluster == 1 + config.pair and not config.multicast for config in found.values())
+
+
 def _shared(lengths, of, plan, parts, fixed):
     """(sequence, tile, splits) of tasks that more than one part, or more than one fixed split, have keys of."""
     found, part, overhead = [], plan[words.PART].item(), plan[words.OVERHEAD].item()

@@ -2,8 +2,8 @@
 
 A part holds ``size`` blocks. Sequences follow each other; one that begins behind another in a part leaves a gap of
 ``begin`` blocks, as long as its start takes. One that does not fit where it would begin goes on in the parts behind, if
-``spill`` is set and `LEAST_ROOM` blocks of it fit, else it begins with the next part. The pieces of a sequence that
-several parts have are slots, that are written in fp32 and read by the merge.
+``spill`` is set and `LEAST_ROOM` blocks of it fit, else it begins with the next part: no gap lies in two parts. The
+pieces of a sequence that several parts have are slots, that are written in fp32 and read by the merge.
 
 Many pairs of size and spill are tried, and the cheapest one is taken: its size, and what its slots cost. So sequences
 of like lengths stay whole, or are cut into equal pieces, where equal shares of all work would cut each of them to save

@@ -101,7 +101,7 @@ class Walk:
             first = cutlass.max(x - start - overhead, 0)
             last = cutlass.min(stop - start - overhead, blocks)
             me, head_part = cute.arch.block_idx()[0], (start + overhead) // part
-            split, splits = me - head_part, (start + overhead + blocks - 1) // part - head_part + 1
+            split, splits = me - head_part, (start + weight - 1) // part - head_part + 1
             begin, others = 2 * head_part + 1, 2 * (head_part + 1)
         # Of a sequence that is not in the cache the first split alone writes, without a look at any key.
         last = cutlass.select_(inside, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))

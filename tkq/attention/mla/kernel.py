@@ -122,8 +122,8 @@ class Mla:
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
                       al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, *wide), pipe(PAIR, right, *wide),
-                      pipe(PAIR, rope, tk.WARPGROUP), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
-                      raw, scales)
+                      pipe(PAIR, rope, tk.WARPGROUP), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12),
+                      al.semaphores(PAIR), raw, scales)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -137,8 +137,8 @@ class Mla:
 
         tk.init_block(initialise, self.config.cluster)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
-            cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()  # which may read the plan
         few, scores, values = self.config.registers
         tk.assign((tk.Role(lambda i: self.producer.run(g, smem), few, warps=1 if self.config.multicast else 4),
                    tk.Role(lambda i: self.scores.run(g, smem), scores),
