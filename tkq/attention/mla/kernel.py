@@ -24,7 +24,7 @@ class Mla:
 
     All heads of all queries are packed rows: row r is query r // heads of head r % heads; a tile has 64 of them.
     Queries that have a list of keys each are sequences of one query, and the list is a table of pages of one row. A
-    block takes a part of the plan's work (stream-K), as `decode.kernel` does; blocks beside each other take the same
+    block takes a part of the plan's work, as `decode.kernel` does; blocks beside each other take the same
     part for different tiles, so that all but one find the keys in L2. A tile of 64 keys is read once: as keys by all
     columns, as values by the first 512, in two halves.
 
