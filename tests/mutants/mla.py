@@ -7,6 +7,7 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 LISTS, LISTS_THAT_LIE, VIEWS = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
     "test_lists", "test_what_lies_gives_nan", "test_half_precision_and_views"))
+DIVIDED = (f"{TESTS}test_plans",)
 FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
     "test_pages", "test_lists_that_lie_give_nan"))
 
@@ -27,15 +28,20 @@ MUTANTS = (
         ("pages_without_a_place", "if cute.arch.vote_any_sync(fault):", "if cute.arch.vote_all_sync(fault):", LIES)),
     *family(
         "mla", "tkq/attention/mla/float8.py",
-        ("scales_of_the_other_half", "upper * SCALE_BYTES + half * 8 + panel // 2 * 4)",
-         "upper * SCALE_BYTES + panel // 2 * 4)", FLOAT8),
-        ("pairs_of_chunks_are_not_swapped",
-         "wide += scaled4(cutlass.select_((odd ^ i) != 0, words[2 + j], words[j]), scale)",
-         "wide += scaled4(cutlass.select_(Int32(i) != 0, words[2 + j], words[j]), scale)", FLOAT8)),
+        ("scales_of_the_other_half", "(first + upper) * SCALE_BYTES + half * 8 + panel // 2 * 4)",
+         "(first + upper) * SCALE_BYTES + panel // 2 * 4)", FLOAT8),
+        ("rows_are_not_swizzled_alike", "place = (2 * part ^ (2 * step + upper) % 8) * 16",
+         "place = (2 * part ^ (2 * step) % 8) * 16", FLOAT8),
+        ("other_block_gets_the_first_rows", "send16(theirs + (place ^ (16 * i)), wide, full, step * 2 * PANEL)",
+         "send16(theirs + (place ^ (16 * i)), wide, full, 0)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/float8_producer.py",
         ("halves_that_have_not_landed", "cute.arch.cp_async_wait_group(1)", "cute.arch.cp_async_wait_group(2)", FLOAT8),
         ("left_half_is_not_awaited", "smem.left_pipe.acquire_empty(pair)", "", pressed("reads-mla_float8")),
+        ("rows_for_itself", "peer = Peer(1 - tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None",
+         "peer = Peer(tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None", FLOAT8),
+        ("both_blocks_widen_the_same_rows",
+         "return tk.cluster_rank() * (WARP_ROWS // 2) if self.pair else Int32(0)", "return Int32(0)", FLOAT8),
         ("rotated_columns_of_the_other_stage", "self.rotated(smem, pair.stage, address)",
          "self.rotated(smem, 1 - pair.stage, address)", FLOAT8),
         ("faults_are_not_noted", "note(smem, slot, Int32(1))", "note(smem, slot, Int32(0))", FLOAT8_LIES),
@@ -73,17 +79,29 @@ MUTANTS = (
          "return cutlass.Int64(slot) * g.partial.shape[1] + cute.arch.block_idx()[1] * rows, rows",
          "return cutlass.Int64(slot) * g.partial.shape[1], rows", SHARED)),
     *family(
+        "mla", "tkq/attention/decode/balancer.py",
+        ("short_ends_are_cut_off", "cut = one.spill & (used + LEAST_ROOM <= one.size)", "cut = one.spill", DIVIDED),
+        ("sequences_begin_at_once", "used = at[USED] + cutlass.select_(at[USED] > 0, begin, Int32(0))",
+         "used = at[USED]", DIVIDED),
+        ("parts_behind_the_last", "return cutlass.select_((b == batch) & (at[BASE] + at[USED] <= room), cost, "
+         "Int32(NEVER)), size", "return cost, size", DIVIDED),
+        ("slots_cost_nothing", "merging = MERGE * sizes.parts + at[SLOTS] * (SLOT + rows // SLOT_ROWS)",
+         "merging = MERGE * sizes.parts", DIVIDED)),
+    *family(
         "mla", "tkq/attention/mla/combine.py",
         ("last_part_is_forgotten",
          "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head + 1, Int32(1))",
          "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head, Int32(1))", SHARED),
         ("parts_behind_the_last_count",
-         "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))", "parts.append((lse, four))",
+         "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), found))", "parts.append((lse, found))",
          SHARED),
         ("warps_are_not_rescaled", "sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])",
          "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED),
         ("last_of_few_parts_is_forgotten", "self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)",
          "self.add(g, t, (first, t.splits - 1), place, sums, FEW_TOGETHER)", SHARED),
+        ("columns_of_the_first_panel",
+         "at = (g.partial.iterator + (slot * HEAD_DIM_V + column + panel * COLUMNS)).align(16)",
+         "at = (g.partial.iterator + (slot * HEAD_DIM_V + column)).align(16)", SHARED),
         ("tasks_of_few_parts_are_left_out", "return splits > FEW, (splits > 1) & (splits <= FEW)",
          "return splits > FEW, (splits > 2) & (splits <= FEW)", SHARED)),
 )

@@ -1,6 +1,7 @@
 """Attention over a cache in plain PyTorch: what it means. The path of CPU tensors, and the oracle of the tests.
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast."""
+import itertools
 import math
 from itertools import pairwise
 from typing import Optional
@@ -205,7 +206,8 @@ def quantised(x: Tensor, scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
 def plan_decode(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], of, parts: int) -> Tensor:
     """The plan's words, of a `tkq.attention.decode.planned.Planned`: see `tkq.attention.decode.words`."""
     if cu_seqlens_q is None:
-        return planned(cache_seqlens, of.sizes(len(cache_seqlens), parts))
+        balanced = of.divided if of.balanced(len(cache_seqlens), parts) else None
+        return planned(cache_seqlens, of.sizes(len(cache_seqlens), parts), balanced)
     tiles, lengths, bad = [], [], 0
     starts = cu_seqlens_q.tolist()
     for b, length in enumerate(cache_seqlens.tolist()):
@@ -225,21 +227,25 @@ def plan_decode(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], of, parts
     return torch.cat((made, cache_seqlens.new_tensor(tiles).flatten()))
 
 
-def planned(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
-    """The words of `tkq.attention.decode.planner`'s sizes."""
+def planned(cache_seqlens: Tensor, sizes: tuple, balanced=None) -> Tensor:
+    """The words of `tkq.attention.decode.planner`'s sizes. balanced: where each sequence begins, blocks of a part and
+    of all together, from blocks of each and the number of parts; None: parts are as equal as can be."""
     heads_kv, group, queries, tiles, key_block, left, split, parts, overhead, least, most = sizes
-    lengths, prefix, total, bad = [], [], 0, 0
+    lengths, counts = [], []
     for length in cache_seqlens.tolist():
         if length < 0 or (length - 1) // key_block + 1 > most:
-            length, bad = -1, 1
+            length = -1
         lengths.append(length)
-        prefix.append(total)
         first = 0 if left < 0 else max(length - queries - left, 0) // key_block
-        blocks = max(-(-max(length, 0) // key_block) - first, 1)
-        total += (-(-blocks // split) if split else blocks + overhead) * heads_kv * tiles
-    part = max(-(-total // parts), max(least, 1))
-    header = [NUMBER, len(lengths), heads_kv, group, queries, key_block, split, left, parts, part, total, overhead, bad,
-              0, 0, 0]
+        counts.append(max(-(-max(length, 0) // key_block) - first, 1))
+    if balanced is not None:
+        (prefix, part, total), overhead = balanced(counts, parts), 0
+    else:
+        work = [(-(-blocks // split) if split else blocks + overhead) * heads_kv * tiles for blocks in counts]
+        prefix, total = [0, *itertools.accumulate(work)][:-1], sum(work)
+        part = max(-(-total // parts), max(least, 1))
+    header = [NUMBER, len(lengths), heads_kv, group, queries, key_block, split, left, parts, part, total, overhead,
+              int(-1 in lengths), 0, 0, 0]
     counters = [0] * (len(lengths) * heads_kv * tiles)
     starts = [0] * 2048
     for p in range(-(-total // part)):

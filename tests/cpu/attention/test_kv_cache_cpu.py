@@ -95,8 +95,8 @@ def test_the_kernel_of_kv_append(monkeypatch, interleaved, columns):
     assert wanted[3].isnan()[:, :columns].all()
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_blocks_walk_through_a_plan(monkeypatch, fixed):
+@pytest.mark.parametrize("fixed, latent", [(False, False), (True, False), (False, True)])
+def test_blocks_walk_through_a_plan(monkeypatch, fixed, latent):
     """All key blocks of all tasks, each once; a task's splits in the order of its keys, each with a slot of its own."""
     parts, generator = 20, random.Random(0)
     function = walk_function(fixed, parts, monkeypatch)
@@ -104,13 +104,16 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
         lengths = [generator.choice((0, 1, 127, 128, 129, generator.randrange(20000), -4))
                    for _ in range(generator.choice((1, 2, 7, 40)))]
         heads, group, queries, left = (generator.choice(x) for x in ((1, 3), (1, 4), (1, 4, 70), (-1, -1, 0, 300)))
-        of = Planned(heads * group, heads, 128, queries, left, fixed)
+        if latent:
+            heads, left = 1, -1
+        of = Planned(heads * group, heads, 128, queries, left, fixed, together=5 if latent else 1, latent=latent)
+        assert of.balanced(len(lengths), parts) == latent
         seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
         tasks, most = heads * of.tiles, 20000 // 1024 + 2
         count = torch.zeros(parts, dtype=torch.int32)
         found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
         partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
-        made = reference.planned(seqlens, sizes)
+        made = reference.plan_decode(seqlens, None, of, parts)
         function(made, (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
         segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
         shared = [s[6] for s in segments if s[5] > 1]

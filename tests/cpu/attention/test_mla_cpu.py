@@ -8,6 +8,7 @@ import torch
 
 import tkq
 from tests.helpers.emulation.mla import shared_tasks
+from tkq.attention.decode import words
 from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.plan import multicast, plan
@@ -18,17 +19,18 @@ from tkq.reference import mla as latent
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_tasks_that_are_merged(monkeypatch, fixed):
+@pytest.mark.parametrize("fixed, latent", [(False, False), (True, False), (False, True)])
+def test_tasks_that_are_merged(monkeypatch, fixed, latent):
     """All tasks whose key blocks several parts have, each once, with as many splits: counted by hand."""
     parts, generator = 20, random.Random(0)
     function = shared_tasks(fixed, parts, monkeypatch)
     for _ in range(40):
         lengths = [generator.choice((0, 1, 63, 64, 65, generator.randrange(20000), -4, 1 << 20))
                    for _ in range(generator.choice((1, 2, 7, 40)))]
-        of = Planned(generator.choice((16, 128)), 1, 64, generator.choice((1, 3)), -1, fixed)
+        of = Planned(generator.choice((16, 128)), 1, 64, generator.choice((1, 3)), -1, fixed,
+                     together=8 if latent else 1, latent=latent)
         seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
-        plan, most, tasks = reference.planned(seqlens, sizes), 20000 // 1024 + 2, len(lengths) * of.tiles
+        plan, most, tasks = reference.plan_decode(seqlens, None, of, parts), 20000 // 1024 + 2, len(lengths) * of.tiles
         found = torch.zeros(tasks if fixed else parts, 4, dtype=torch.int32)
         partial = torch.zeros(most * tasks if fixed else 2 * parts, 1, 1)
         function(plan, (seqlens, partial, found), (*sizes[:8], 20000, *sizes[9:]))
@@ -55,17 +57,26 @@ def test_tiles_that_tma_loads():
     assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
 
 
+def test_blocks_that_widen_rows_for_each_other():
+    """Where each has a tile of queries, and their number is even."""
+    found = {heads: plan(MlaSpec("bf16", sparse=True, float8=True), 64, row_tiles(1, heads),
+                         tiles_together(576, 1, heads)) for heads in (16, 64, 65, 128, 192)}
+    assert [heads for heads, config in found.items() if config.pair] == [65, 128]
+    assert all(config.cluster == 1 + config.pair and not config.multicast for config in found.values())
+
+
 def _shared(lengths, of, plan, parts, fixed):
     """(sequence, tile, splits) of tasks that more than one part, or more than one fixed split, have keys of."""
-    found, position, part, overhead = [], 0, plan[9].item(), plan[11].item()
+    found, part, overhead = [], plan[words.PART].item(), plan[words.OVERHEAD].item()
+    begins = plan[words.prefix(len(lengths)):].tolist()
     for b, length in enumerate(lengths):
         blocks = max(1, -(-max(length, 0) // 64))
         for tile in range(of.tiles):
             if fixed:
                 splits = -(-blocks // of.split)
             else:
-                owners = {(position + overhead + i) // part for i in range(blocks)}
-                position, splits = position + overhead + blocks, len(owners)
+                first = begins[b] + tile * ((begins[b + 1] - begins[b]) // of.tiles) + overhead
+                splits = len({(first + i) // part for i in range(blocks)})
             if splits > 1 and 0 <= length <= 20000:
                 found.append((b, tile, splits))
     return found

@@ -8,6 +8,9 @@ import tkq
 from tests.helpers.attention.kv_cache import ENDS, queries
 from tests.helpers.attention.mla import SCALE, apart, call, compare, make
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.attention.decode.launch import make_plan
+from tkq.attention.decode.planned import Planned
+from tkq.reference import decode as plans
 from tkq.reference import mla as reference
 
 LENGTHS = [*ENDS, 63, 64, 65, 257]
@@ -22,9 +25,10 @@ def test_pages(page, heads):
 
 
 @pytest.mark.parametrize("lengths, heads", [([65536 + 3], 128), ([8192], 8), ([30000], 16), ([3000, 2999, 1], 100),
-                                            ([300] * 140, 16), ([40000, *[700] * 90], 16)])
+                                            ([300] * 140, 16), ([40000, *[1400] * 50], 16)])
 def test_work_that_blocks_share(lengths, heads):
-    """One long sequence, whose parts are merged; more tasks than SMs; a task of many parts beside tasks of two."""
+    """One long sequence, whose parts are merged; more tasks than SMs; a task of many parts beside tasks of two and
+    three, that begin anywhere in a part."""
     with poisoned():
         compare(queries(len(lengths), 1, heads, 576), make(lengths, 64), "shared")
 
@@ -36,6 +40,15 @@ def test_queries_that_see_other_keys(rows, heads, page, causal):
     lengths = [0, 1, 3, 64, 130, 1000, 2500]
     with poisoned():
         compare(queries(len(lengths), rows, heads, 576), make(lengths, page), f"{rows} queries", causal=causal)
+
+
+@pytest.mark.parametrize("lengths", [[4096] * 64, [70000, 0, 5, -3, *range(1, 9000, 100)], [(1 << 31) - 1, 7]])
+def test_plans(lengths):
+    """The kernel's words are the reference's."""
+    of = Planned.made((576, 512), (128, 1), (len(lengths), 1), False)
+    parts, seqlens = of.parts(torch.cuda.get_device_properties(0).multi_processor_count), torch.tensor(lengths).int()
+    assert of.balanced(len(lengths), parts)
+    assert torch.equal(make_plan(seqlens.cuda(), of).cpu(), plans.plan_decode(seqlens, None, of, parts))
 
 
 def test_half_precision():

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 from tests.helpers.emulation import finish
-from tkq.attention.decode import append, lister, merge, planner, tree, walk
+from tkq.attention.decode import append, balancer, lister, merge, planner, tree, walk
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
@@ -40,6 +40,30 @@ class ListerOnCpu(lister.Lister):
         seqlens, lengths, plan = others
         for tile in cutlass.range(listing.tiles + 1):
             self.thread(Int32(tile), (cu, seqlens, lengths, plan), listing)
+
+
+class BalancerOnCpu(balancer.Balancer):
+    """plan: what the kernel writes of sequences of ``blocks``, whose lengths are there, and of parts; its size and what
+    all come to as the first two words."""
+
+    def fake_arguments(self):
+        ints = lambda: fake.tensor("int32", (fake.sym(),), align=4)
+        return fake.tensor("int32", (fake.sym(), 1), align=4), ints(), planner.Sizes(*[Int32(1)] * 11)
+
+    @cute.jit
+    def __call__(self, blocks: cute.Tensor, plan: cute.Tensor, sizes: planner.Sizes):
+        batch, total, longest = Int32(blocks.shape[0]), Int32(0), Int32(0)
+        for b in cutlass.range(batch):
+            total, longest = total + blocks[b, 0], cutlass.max(longest, blocks[b, 0])
+        least, size, spill = Int32(balancer.NEVER), Int32(0), Int32(0)
+        for thread in cutlass.range(self.THREADS):
+            one = self.candidate(Int32(thread), (total, longest, batch), sizes)
+            cost, own = self.cost(blocks, one, batch, sizes)
+            if cost < least:
+                least, size, spill = cost, own, Int32(one.spill)
+        plan[0] = size
+        for thread in cutlass.range(self.THREADS):
+            plan[1] = self.write(plan, blocks, balancer.Candidate(size, spill != 0), (batch, Int32(thread)), sizes)
 
 
 @dataclass(frozen=True)

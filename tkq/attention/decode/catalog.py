@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.decode.chunked import catalog as chunked
-from tkq.attention.decode.launch import LISTER, PLANNER, recipe
+from tkq.attention.decode.launch import BALANCER, LISTER, PLANNER, recipe
 from tkq.attention.decode.plan import plan
 from tkq.attention.decode.spec import AppendSpec, DecodeSpec, MergeSpec
 from tkq.runtime.compile.expectation import Expectation
@@ -26,7 +26,7 @@ def shipped() -> list:
     return found + [*chunked.shipped(), Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
                     Shipped("merge_state-bf16-parts", recipe(MergeSpec("bf16", True)), parts),
                     *(Shipped(f"plan_decode-{what}", made, Expectation(instructions=("STG.E",), registers=64))
-                      for what, made in (("int32", PLANNER), ("ragged", LISTER)))]
+                      for what, made in (("int32", PLANNER), ("latent", BALANCER), ("ragged", LISTER)))]
 
 
 def _decoding():

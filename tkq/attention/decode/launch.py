@@ -33,6 +33,9 @@ def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | Dir
 PLANNER = Recipe("tkq.attention.decode.planner:Planner", ())
 
 
+BALANCER = Recipe("tkq.attention.decode.balancer:Balancer", ())
+
+
 LISTER = Recipe("tkq.attention.decode.lister:Lister", ())
 
 
@@ -47,7 +50,9 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None, cu: Tenso
             launcher(seqlens, LISTER)(_dense(cu), (seqlens, lengths, made), (
                 of.queries, of.total, batch, words.listed(batch, of.heads_kv, of.tiles)))
         seqlens = lengths
-    launcher(seqlens, PLANNER)(seqlens, made, of.sizes(batch, of.parts(arch.num_sms(seqlens.device))))
+    parts = of.parts(arch.num_sms(seqlens.device))
+    planner = BALANCER if of.balanced(batch, parts) else PLANNER
+    launcher(seqlens, planner)(seqlens, made, of.sizes(batch, parts))
     return made
 
 

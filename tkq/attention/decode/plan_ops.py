@@ -102,9 +102,10 @@ def _run_cpu(seqlens, cu, of, out=None):
 
 
 def _cuda_op(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], heads_q: int, heads_kv: int, keys: int,
-             queries: int, left: int, fixed: bool, blocks: int, total: int, together: int) -> Tensor:
+             queries: int, left: int, fixed: bool, blocks: int, total: int, together: int,
+             latent: bool) -> Tensor:
     return _run(cache_seqlens, cu_seqlens_q,
-                Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks, total, together))
+                Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks, total, together, latent))
 
 
 def _cpu_op(cache_seqlens, cu_seqlens_q, *of):

@@ -4,9 +4,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tkq.attention.decode import words
+from tkq.attention.decode.balance import MOST_SEQUENCES, ROOM, balanced
 from tkq.attention.decode.chunked.plan import many_queries, tile_queries
 from tkq.attention.decode.plan import (
     FIXED_KEYS,
+    LATENT,
     LEAST,
     OVERHEAD,
     ROWS,
@@ -21,7 +23,7 @@ class Planned(NamedTuple):
     """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
     threads on an SM. total: rows of ragged queries, whose tiles have ``queries``; -1 where all
     sequences have as many. together: blocks of threads that read the same keys, each for another
-    tile."""
+    tile. latent: of latent attention."""
 
     heads_q: int
     heads_kv: int
@@ -32,6 +34,7 @@ class Planned(NamedTuple):
     blocks: int = 1
     total: int = -1
     together: int = 1
+    latent: bool = False
 
     @classmethod
     def of(cls, call, options=None) -> Planned:
@@ -52,7 +55,7 @@ class Planned(NamedTuple):
             queries = tile_queries(group) if many else max(1, ROWS // group)
         together = 1 if ragged else tiles_together(dims[0], queries, group)
         return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1,
-                   together)
+                   together, dims[0] == LATENT and not ragged)
 
     @property
     def group(self) -> int:
@@ -72,6 +75,15 @@ class Planned(NamedTuple):
     def split(self) -> int:
         """Blocks of a fixed split; 0: positions are blocks."""
         return FIXED_KEYS // self.keys if self.fixed else 0
+
+    def balanced(self, sequences: int, parts: int) -> bool:
+        """Does `decode.balance` divide the work? Of sequences of one task each, and not many of them."""
+        return (self.latent and not self.fixed and self.left < 0 and self.tiles == 1
+                and 0 < sequences <= min(ROOM, MOST_SEQUENCES * parts))
+
+    def divided(self, blocks: list[int], parts: int) -> tuple[list[int], int, int]:
+        """(where each sequence begins, blocks of a part, blocks and gaps in all), where that is so."""
+        return balanced(blocks, parts, -(-OVERHEAD // self.keys), min(ROWS, self.queries * self.group))
 
     def batch(self, sequences: int) -> int:
         """Sequences of the plan: of ragged queries as many tiles as there may be."""

@@ -86,10 +86,14 @@ class Planner:
         fine = (length >= 0) & (blocks <= sizes.most)
         return cutlass.select_(fine, length, Int32(-1))
 
+    def blocks(self, length, sizes):
+        """Blocks of keys of a sequence: at least one."""
+        first, end = blocks_of(length, sizes.queries, sizes.left, sizes.key_block)
+        return cutlass.max(end - first, 1)
+
     def work(self, length, sizes):
         """Positions of all tasks of a sequence."""
-        of = blocks_of(length, sizes.queries, sizes.left, sizes.key_block)
-        count = cutlass.max(of[1] - of[0], 1)
+        count = self.blocks(length, sizes)
         splits = cutlass.max(sizes.split, 1)
         count = cutlass.select_(sizes.split > 0, (count + splits - 1) // splits, count + sizes.overhead)
         return count * sizes.heads_kv * sizes.tiles

@@ -11,7 +11,8 @@
 
 A task is a sequence, a K/V head and a tile of 64 packed queries. Its keys are counted in blocks; a position is a block,
 behind ``overhead`` positions for the task itself; with fixed splits a position is a split. Part ``i`` of the work has
-the positions from ``i * part`` on.
+the positions from ``i * part`` on. Of latent attention `balance` divides the work: ``overhead`` is 0, and a sequence's
+positions are its blocks and the gap behind them.
 """
 HEADER = 16
 MOST_PARTS, RECORD, LISTED = 512, 4, 3

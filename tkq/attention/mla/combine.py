@@ -16,16 +16,17 @@ from tkq.attention.mla.tiles import place_of, rows_of
 INF = Float32.inf
 THREADS, WARPS, WARP = 256, 8, 32
 LAYERS = 4  # blocks of threads for each part of the plan
-COLUMNS = 128  # of a row that a block merges at a time, four to a lane; each warp has some of the splits
+COLUMNS = 128  # of a row, four to a lane, that a block merges at a time; each warp has some of the splits
 TOGETHER = 8  # parts that a thread has on their way
 FEW = 8  # splits up to which a warp merges them alone
-FEW_TOGETHER = 4
-NORM, TOP = 4, 5
+FEW_PANELS, FEW_TOGETHER = 2, 4  # times COLUMNS that it merges at a time; parts
+NORM, TOP, SUMS = 0, 1, 2  # of what a lane sums up: the norm, the largest log-sum-exp; from there on columns
+SUMMED = (NORM, *range(SUMS, SUMS + 4))  # of one panel: what is rescaled
 
 
 class Shared(NamedTuple):
     """owners: tasks of many splits, of few, found by the parts in which they begin. counts: their number, by warps.
-    sums: of each warp, four columns, the norm and the largest log-sum-exp of each lane."""
+    sums: of each warp, what each lane sums up."""
 
     owners: cute.Tensor
     counts: cute.Tensor
@@ -59,34 +60,38 @@ class Combine:
     def kernel(self, g: Globals):
         al = tk.SharedAllocator()
         smem = Shared(al.vector(words.MOST_PARTS, 2, Int32), al.vector(WARPS, 2, Int32), al.vector(6 * WARP, WARPS))
-        if const_expr(self.config.pdl):
+        matches, found = self.walk.matches(g), [Int32(0), Int32(0)]
+        if matches:
+            found = self.tasks(g, smem)
+        if const_expr(self.config.pdl):  # the plan was there before the blocks before launched this kernel
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
-        if self.walk.matches(g):
-            self.run(g, smem)
-
-    @cute.jit
-    def run(self, g, smem):
-        if const_expr(self.spec.fixed_splits):
-            tasks = g.batch * g.tiles
-            found = cutlass.select_(self.walk.most_splits(g) > FEW, tasks, Int32(0)), tasks
-        else:
-            found = self.find(g, smem, cute.arch.grid_dim()[0])
         for few in cutlass.range_constexpr(2):
             self.merge_all(g, smem, found[few], few)
+
+    @cute.jit
+    def tasks(self, g, smem):
+        """How many tasks of many splits there are, how many of few; none of a plan of another call."""
+        if const_expr(self.spec.fixed_splits):
+            tasks = g.batch * g.tiles
+            found = [cutlass.select_(self.walk.most_splits(g) > FEW, tasks, Int32(0)), tasks]
+        else:
+            found = self.find(g, smem, cute.arch.grid_dim()[0])
+        return found
 
     @cute.jit
     def merge_all(self, g, smem, found, few: cutlass.Constexpr):
         """few: a warp has an item, else a block."""
         me, blocks, warps = cute.arch.block_idx(), cute.arch.grid_dim(), WARPS if few else 1
-        quarters = HEAD_DIM_V // COLUMNS
+        columns = COLUMNS * FEW_PANELS if few else COLUMNS
+        items = HEAD_DIM_V // columns
         rows = g.partial.shape[1] // g.together
-        each = g.partial.shape[1] * quarters
+        each = g.partial.shape[1] * items
         first = (me[1] * blocks[0] + me[0]) * warps + (tk.warp_id() if few else 0)
         for item in cutlass.range(first, found * each, blocks[0] * blocks[1] * warps, unroll=1):
             t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
                 g, smem.owners[item // each, few])
-            row, column = item % each // quarters, item % quarters * COLUMNS
+            row, column = item % each // items, item % items * columns
             t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
             if self.kinds(t.splits)[few] and t.row < g.queries * g.group:
                 place = row, column + tk.lane_id() * 4
@@ -152,7 +157,7 @@ class Combine:
     @cute.jit
     def merge_many(self, g, smem, t, place):
         """A block: four columns of a row to a lane, of a share of the splits to a warp."""
-        warp, lane, sums = tk.warp_id(), tk.lane_id(), self.empty()
+        warp, lane, sums = tk.warp_id(), tk.lane_id(), self.empty(1)
         share = (t.splits + WARPS - 1) // WARPS
         end = cutlass.min((warp + 1) * share, t.splits)
         for first in cutlass.range(warp * share, end, TOGETHER, unroll=1):
@@ -168,22 +173,22 @@ class Combine:
             base = cutlass.select_(sums[TOP] == -INF, Float32(0.0), sums[TOP])
             for w in cutlass.range_constexpr(WARPS):
                 weight = cute.math.exp2(smem.sums[TOP * WARP + lane, w] - base, fastmath=True)
-                for e in cutlass.range_constexpr(5):
+                for e in SUMMED:
                     sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])
             self.end(g, t, place, sums)
         tk.sync_block()
 
     @cute.jit
     def merge_few(self, g, t, place):
-        """A warp: four columns of a row to a lane, of all splits."""
-        sums = self.empty()
+        """A warp: eight columns of a row to a lane, of all splits."""
+        sums = self.empty(FEW_PANELS)
         for first in cutlass.range(0, t.splits, FEW_TOGETHER, unroll=1):
             self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)
         self.end(g, t, place, sums)
 
-    def empty(self):
-        """Four columns, the norm, the largest log-sum-exp."""
-        sums = cute.make_rmem_tensor((6,), Float32)
+    def empty(self, panels):
+        """Of four columns of each panel."""
+        sums = cute.make_rmem_tensor((SUMS + 4 * panels,), Float32)
         sums.fill(0.0)
         sums[TOP] = Float32(-INF)
         return sums
@@ -204,32 +209,35 @@ class Combine:
     def add(self, g, t, span, place, sums, together):
         """``together`` splits' parts: all loads first. Behind the last split its part counts for nothing."""
         (first, end), (row, column), rows, parts = span, place, g.partial.shape[1], []
+        columns = cute.size(sums) - SUMS
         for j in range(together):
             slot = Int64(self.walk.slot(g, t, cutlass.min(first + j, end - 1))) * rows + row
-            four = cute.make_rmem_tensor((4,), Float32)
-            at = (g.partial.iterator + (slot * HEAD_DIM_V + column)).align(16)
-            cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), four)
+            found = cute.make_rmem_tensor((4, columns // 4), Float32)
+            for panel in range(columns // 4):
+                at = (g.partial.iterator + (slot * HEAD_DIM_V + column + panel * COLUMNS)).align(16)
+                cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), found[None, panel])
             lse = cute.make_tensor(g.partial_lse.iterator + slot, cute.make_layout(1))[0]
-            parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))
+            parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), found))
         top = sums[TOP]
         for lse, _ in parts:
             top = cute.arch.fmax(top, lse)
         base = cutlass.select_(top == -INF, Float32(0.0), top)
         before = cute.math.exp2(sums[TOP] - base, fastmath=True)
         sums[TOP] = top
-        for e in range(5):
+        for e in (NORM, *range(SUMS, SUMS + columns)):
             sums[e] = sums[e] * before
-        for lse, four in parts:
+        for lse, found in parts:
             weight = cute.math.exp2(lse - base, fastmath=True)
             sums[NORM] = sums[NORM] + weight
-            for e in range(4):
-                sums[e] = cute.math.fma(weight, four[e], sums[e])
+            for e in range(columns):
+                sums[SUMS + e] = cute.math.fma(weight, found[e % 4, e // 4], sums[SUMS + e])
 
-    def row(self, g, t, place, total, factor):
-        """Four columns of O."""
+    def row(self, g, t, place, sums, factor):
+        """Four columns of each panel of O."""
         o = rows_of(g.o, g, t)
-        narrow = cute.make_rmem_tensor((4,), self.dtype)
-        for e in range(4):
-            narrow[e] = self.dtype(total[e] * factor)
-        at = (o.iterator + (cute.crd2idx((t.row, 0), o.layout) + place[1])).align(8)
-        cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))
+        for panel in range((cute.size(sums) - SUMS) // 4):
+            narrow = cute.make_rmem_tensor((4,), self.dtype)
+            for e in range(4):
+                narrow[e] = self.dtype(sums[SUMS + 4 * panel + e] * factor)
+            at = (o.iterator + (cute.crd2idx((t.row, 0), o.layout) + place[1] + panel * COLUMNS)).align(8)
+            cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))

@@ -24,7 +24,7 @@ class Mla:
 
     All heads of all queries are packed rows: row r is query r // heads of head r % heads; a tile has 64 of them.
     Queries that have a list of keys each are sequences of one query, and the list is a table of pages of one row. A
-    block takes a part of the plan's work (stream-K), as `decode.kernel` does; blocks beside each other take the same
+    block takes a part of the plan's work, as `decode.kernel` does; blocks beside each other take the same
     part for different tiles, so that all but one find the keys in L2. A tile of 64 keys is read once: as keys by all
     columns, as values by the first 512, in two halves.
 
@@ -35,7 +35,7 @@ class Mla:
 
     Pages of whole tiles of 64 come by TMA from one warp, and where all blocks beside each other have a tile of queries
     two of them form a cluster, of which each loads half of a tile's rows for both. Float8 rows are widened by the
-    producer warps, see `mla.float8_producer`; all rings have two stages then.
+    producer warps, of such a cluster half by each block, see `mla.float8_producer`; all rings have two stages then.
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
 
@@ -94,7 +94,7 @@ class Mla:
             capacity=Int32(room), latent=self.descriptor(x.k), key_block=self.config.keys)
         self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=self.config.pdl,
-                              cluster=[1, 2, 1] if const_expr(self.config.multicast == 2) else None)
+                              cluster=[1, 2, 1] if const_expr(self.config.cluster == 2) else None)
         self.combine.launch(g, sc.parts, stream)
 
     def descriptor(self, k):
@@ -109,8 +109,8 @@ class Mla:
     def shared(self, al: tk.SharedAllocator) -> Shared:
         keys, deep, float8 = self.config.keys, self.config.deep, self.spec.float8
         many = self.config.multicast
-        pipe = lambda stages, tile, copies=tk.WARPGROUP: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
-            stages, 0, 4, producers=4, copies=copies)
+        pipe = lambda stages, tile, copies=0, blocks=1: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
+            stages, 0, 4, blocks, producers=4, copies=copies)
         ring = lambda columns, stages, rows=keys: al.tile(tk.st(rows, columns, self.dtype), stages)
         left, right, rope, p = ring(HALF, deep), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
         q_rope, last, whole = ring(64, 1, ROWS), ring(HALF // 2, 1, ROWS), tk.st(ROWS, HALF, self.dtype)
@@ -118,12 +118,12 @@ class Mla:
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
         raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
         scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
-        copies = 0 if float8 else tk.WARPGROUP
+        wide = (0, self.config.cluster) if float8 else (tk.WARPGROUP, 1)
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
-                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
-                      pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
-                      raw, scales)
+                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, *wide), pipe(PAIR, right, *wide),
+                      pipe(PAIR, rope, tk.WARPGROUP), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12),
+                      al.semaphores(PAIR), raw, scales)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -135,14 +135,14 @@ class Mla:
             for stage in range(PAIR):
                 tk.init(smem.scored[stage], 4)
 
-        tk.init_block(initialise, max(self.config.multicast, 1))
+        tk.init_block(initialise, self.config.cluster)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
-            cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()  # which may read the plan
         few, scores, values = self.config.registers
         tk.assign((tk.Role(lambda i: self.producer.run(g, smem), few, warps=1 if self.config.multicast else 4),
                    tk.Role(lambda i: self.scores.run(g, smem), scores),
                    tk.Role(lambda i: self.left.run(g, smem), values),
                    tk.Role(lambda i: self.right.run(g, smem), values)))
-        if const_expr(self.config.multicast == 2):  # the other block may still copy to this one
+        if const_expr(self.config.cluster == 2):  # the other block may still copy to this one
             tk.cluster_sync()

@@ -2,7 +2,6 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
-from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
@@ -12,8 +11,7 @@ from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
-from tkq.attention.mla.tiles import length_of, rows_of, see_tile
-from tkq.tile.assembly import ptx
+from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
 
 class Scores:
@@ -64,7 +62,7 @@ class Scores:
     @cute.jit
     def load_q(self, g, regs, s):
         """The packed queries' first 384 columns, zeros behind the last query."""
-        x, lane = rows_of(g.q, g, s), _lane_now()
+        x, lane = rows_of(g.q, g, s), lane_now()
         first = s.tile * ROWS + tk.warp_id() % 4 * 16 + lane // 4
         for q, column, n in ((regs.q_left, 0, HALF // 8), (regs.q_right, HALF, HALF // 16)):
             words = cute.recast_tensor(q.tensor, Int32)
@@ -121,9 +119,3 @@ class Scores:
         tk.sub_row(regs.s, regs.s, regs.shift)
         tk.exp2(regs.s, regs.s)
         tk.row_sum_partial(regs.norm, regs.s, regs.norm)
-
-
-@dsl_user_op
-def _lane_now(*, loc=None, ip=None):
-    """The lane, asked where it is used: what follows from it would else take registers in all of the loop."""
-    return Int32(ptx([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))

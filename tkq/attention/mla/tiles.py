@@ -2,9 +2,11 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
+from tkq.tile.assembly import ptx
 
 
 def own(g, s):
@@ -57,3 +59,9 @@ def place_in_slot(g, slot):
     """(first row of this block's part of a slot, rows of it): among all rows of all slots, 64 bits."""
     rows = g.partial.shape[1] // g.together
     return cutlass.Int64(slot) * g.partial.shape[1] + cute.arch.block_idx()[1] * rows, rows
+
+
+@dsl_user_op
+def lane_now(*, loc=None, ip=None):
+    """The lane, asked where it is used: what follows from it would else take registers in all of the loop."""
+    return Int32(ptx([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))
