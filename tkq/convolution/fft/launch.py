@@ -19,7 +19,7 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    kernel = "blocks:BlockedFftConv" if spec.blocks > 1 else "kernel:FftConv"
+    kernel = "blocks:BlockedFftConv" if spec.blocks > 1 else "kernel:FftConv" if spec.split else "one_block:OneBlock"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
 

@@ -68,6 +68,11 @@ class FftSpec:
         return max(0, self.blocks - 2)
 
     @property
+    def exact(self) -> bool:
+        """Are factors between products fp32? A bf16 result is rounded more coarsely than fp16 ones are."""
+        return self.dtype != "bf16"
+
+    @property
     def transforms(self) -> int:
         """Of a tile, or of two."""
         return ROWS // self.rows
