@@ -68,11 +68,21 @@ class _Fp16:
         return _half2("sub.rn.f16x2 $0, $1, $2;", x, y)
 
     @staticmethod
-    def times(x, y, c, s, conjugate):
-        """(x + iy) (c + is), or by c - is."""
+    def leave(table, i, found):
+        """Two rows' neighbours in a table."""
+        held = cute.make_rmem_tensor((4,), Int32)
+        held[0], held[1], held[2], held[3] = *found[0], *found[1]
+        there = cute.make_tensor(table[None, thread_in_warpgroup(), i].iterator, cute.make_layout(8))
+        cute.autovec_copy(held, cute.recast_tensor(there, Int32))
+
+    @staticmethod
+    def times(x, y, c, s, conjugate, added=None):
+        """(x + iy) (c + is), or by c - is; and what is added."""
         mul = lambda a, b: _half2("mul.rn.f16x2 $0, $1, $2;", a, b)
         plus = lambda a, b, z: _half2("fma.rn.f16x2 $0, $1, $2, $3;", a, b, z)
         minus = lambda a, b, z: _half2("{ .reg .b32 t; neg.f16x2 t, $3; fma.rn.f16x2 $0, $1, $2, t; }", a, b, z)
+        if added is not None:
+            return minus(x, c, minus(y, s, added[0])), plus(x, s, plus(y, c, added[1]))
         if conjugate:
             return plus(x, c, mul(y, s)), minus(y, c, mul(x, s))
         return minus(x, c, mul(y, s)), plus(x, s, mul(y, c))
@@ -107,7 +117,9 @@ class _Fp32:
         return x[0] - y[0], x[1] - y[1]
 
     @staticmethod
-    def times(x, y, c, s, conjugate):
+    def times(x, y, c, s, conjugate, added=None):
+        if added is not None:
+            raise NotImplementedError("woven: fp32 tables are multiplied, and not added up")
         real, imag = [], []
         for e in range(2):
             turn = -s[e] if conjugate else s[e]
@@ -149,17 +161,23 @@ def weave(dst: Pair, a: Pair, table: cute.Tensor):
             imag[k], imag[k + FAR] = m.word(m.sub(x, v)), m.word(m.sub(y, w))
 
 
-def woven_mul(dst: Pair, a: Pair, table: cute.Tensor):
-    """dst = a * table, all of them woven; dst: fp16, a: fp32. Of the table, columns 0 to 31 are `real`'s."""
+def woven_mul(dst: Pair, a: Pair, table: cute.Tensor, keep=None, more=()):
+    """dst = a * table, all of them woven; dst: fp16, a: fp32. Of the table, columns 0 to 31 are `real`'s.
+
+    With an fp16 table also: keep: a table, which becomes a. more: two tables, whose product is added."""
     m = _checked("woven_mul", dst, a, table)
     for part, (to, of) in enumerate(((dst.real, a.real), (dst.imag, a.imag))):
         words = _words(to)
         for i in range(0, FAR, 2):
-            by = m.factors(table, i + part * FAR)
+            at = i + part * FAR
+            by, found = m.factors(table, at), [(m.read(of, k), m.read(of, k + FAR)) for k in (i, i + 1)]
+            if keep is not None:
+                m.leave(keep, at, found)
+            factors = [m.factors(t, at) for t in more]
             for r in range(2):
-                k = i + r
-                x, y = m.times(m.read(of, k), m.read(of, k + FAR), *by[r], False)
-                words[k], words[k + FAR] = m.word(x), m.word(y)
+                added = m.times(*factors[0][r], *factors[1][r], False) if more else None
+                x, y = m.times(*found[r], *by[r], False, added)
+                words[i + r], words[i + r + FAR] = m.word(x), m.word(y)
 
 
 def unweave(dst: Pair, a: Pair, table: cute.Tensor):

@@ -19,7 +19,8 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    kernel = "blocks:BlockedFftConv" if spec.blocks > 1 else "kernel:FftConv" if spec.split else "one_block:OneBlock"
+    kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
+        "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
 

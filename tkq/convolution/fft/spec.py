@@ -73,6 +73,11 @@ class FftSpec:
         return self.dtype != "bf16"
 
     @property
+    def in_registers(self) -> bool:
+        """Does a warpgroup have all of its sequences' tokens in registers? See `in_registers.InRegisters`."""
+        return not self.split and self.blocks <= (1 if self.exact else 2)
+
+    @property
     def transforms(self) -> int:
         """Of a tile, or of two."""
         return ROWS // self.rows

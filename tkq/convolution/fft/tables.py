@@ -175,15 +175,16 @@ class Tables:
         cute.autovec_copy(held, to)
 
     @cute.jit
-    def fill_spectrum(self, to: cute.Tensor, spectrum: cute.Tensor, largest: cute.Tensor):
-        """The filter's, divided by a power of 2 near its largest number; what that is, products are multiplied by.
+    def fill_spectra_at_once(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
+        """As `fill_spectra`, which reads numbers once, all of them before any is used.
 
-        to: of the layout `tkq.tile.woven.woven_factors`, once all have done with what it has. spectrum: (points, 2)
-        fp32. largest: an int for each warp. The block's threads meet before, in between, and behind."""
-        held, most = cute.make_rmem_tensor((4, self.each), Float32), Int32(0)
-        for j in cutlass.range_constexpr(self.each):
-            self.gather(held[None, j], spectrum, self._mine(j))
-        for i in cutlass.range_constexpr(4 * self.each):
+        to: of the layout `tkq.tile.woven.woven_factors`, and parts, once all have done with what it has. The block's
+        threads meet before, in between, and behind."""
+        parts, most = cute.size(to, mode=[3]), Int32(0)
+        held = cute.make_rmem_tensor((4, self.each * parts), Float32)
+        for j in cutlass.range_constexpr(self.each * parts):
+            self.gather(held[None, j], spectra[j // self.each, None, None], self._mine(j % self.each))
+        for i in cutlass.range_constexpr(4 * self.each * parts):
             most = cutlass.max(most, magnitude(held[i]))
         most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()
         tk.sync_block()
@@ -193,8 +194,9 @@ class Tables:
         for w in cutlass.range_constexpr(self.threads // 32):
             most = cutlass.max(most, largest[w])
         down, up = power(most, 0)
-        for j in cutlass.range_constexpr(self.each):
-            self.leave(to[None, tk.thread_in_warpgroup(), self._mine(j)], [held[e, j] * down for e in range(4)])
+        for j in cutlass.range_constexpr(self.each * parts):
+            there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
+            self.leave(there, [held[e, j] * down for e in range(4)])
         tk.sync_block()
         return up
 

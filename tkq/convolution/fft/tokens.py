@@ -101,12 +101,14 @@ class Tokens:
                     for j in cutlass.range_constexpr(4):
                         words[self.word(j, r, half)] = found[j]
                 else:
+                    held = cute.make_rmem_tensor((EACH,), self.dtype)
+                    held.fill(0.0)
+                    for e in cutlass.range_constexpr(EACH):
+                        if batch < B and token + e < L:
+                            held[e] = vectors.run_at(x, (batch, place.head, token + e), 1)[0]
+                    found = cute.recast_tensor(held, Int32)
                     for j in cutlass.range_constexpr(4):
-                        for e in cutlass.range_constexpr(2):
-                            at = 2 * self.word(j, r, half) + e
-                            to.tensor[at] = self.dtype(0.0)
-                            if batch < B and token + 2 * j + e < L:
-                                to.tensor[at] = vectors.run_at(x, (batch, place.head, token + 2 * j + e), 1)[0]
+                        words[self.word(j, r, half)] = found[j]
 
     def word(self, j, r, half):
         """Which two elements of a tile are the j-th of 8 neighbours, two by two."""
@@ -121,6 +123,8 @@ class Tokens:
         for tile in cutlass.range_constexpr(self.spec.tiles):
             for r in cutlass.range_constexpr(2):
                 most[r, tile] = self._of_row(asked[tile], r)
+                for block in cutlass.range_constexpr(1, self.spec.blocks):
+                    most[r, tile] = cutlass.max(most[r, tile], self._of_row(asked[block], r))
             if const_expr(self.spec.rows >= 16):
                 both = cutlass.max(most[0, tile], most[1, tile])
                 both = cute.arch.warp_redux_sync(both, "max")

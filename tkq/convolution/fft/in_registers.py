@@ -1,5 +1,6 @@
-"""y = post * (the convolution of pre * u with a filter per head), up to 4096 points, operands of products fp16."""
-from typing import NamedTuple
+"""y = post * (the convolution of pre * u with a filter per head), of one block of tokens or, in bf16, of two, all of
+which a warpgroup has in registers before; operands of products are fp16."""
+from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -10,7 +11,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
 from tkq.convolution.fft.kernel import FftConv, Given
 from tkq.convolution.fft.sequences import Place
-from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, row_scale
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
 from tkq.convolution.fft.tables import Tables
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
@@ -18,14 +19,15 @@ from tkq.tile import woven
 
 
 class Shared(NamedTuple):
-    """A block's: factors, the head's spectrum, ints for its largest part. A warpgroup's: tiles of the input and two in
-    between, magnitudes of its warps."""
+    """A block's: factors, spectra of the filter's parts, ints for their largest number. A warpgroup's: two tiles in
+    between and those of the input, magnitudes of its warps, of two blocks the first one's spectrum."""
 
     factors: Factors
-    spectrum: cute.Tensor
+    spectra: cute.Tensor
     largest: cute.Tensor
     tiles: tk.SharedTile
     of_warps: cute.Tensor
+    before: Optional[cute.Tensor]
 
 
 class Work(NamedTuple):
@@ -38,7 +40,7 @@ class Work(NamedTuple):
     next_first: Int32
 
 
-class OneBlock:
+class InRegisters:
     """A block has a head after the other, each warpgroup a tile of its sequences after the other. Of a circular
     convolution two sequences are a complex one, whose parts a real filter keeps apart.
 
@@ -49,7 +51,7 @@ class OneBlock:
 
     F and G are matrices of roots of unity in fp16, products accumulate in fp32. Each sequence is divided by a power of
     2 near its largest number before, and the filter's spectrum likewise: nothing overflows, whatever the numbers' size.
-    A tile's numbers are loaded while the last product of the tile before runs.
+    A tile's numbers are loaded while the last product of the tile before runs. Two blocks are as in `BlockedFftConv`.
     """
 
     def __init__(self, spec, config):
@@ -73,14 +75,16 @@ class OneBlock:
     @cute.kernel
     def kernel(self, g: Given):
         al, n, wg = tk.SharedAllocator(), self.config.warpgroups, tk.warpgroup_id()
-        factors, spectrum = self.transform.factors(al), self.transform.spectra(al)
+        factors, spectra, before = self.transform.factors(al), self.transform.spectra(al, self.spec.blocks), None
         tiles = al.tile(TILE, (self.spec.tiles + 2) * n)
         largest = al.allocate_tensor(Int32, cute.make_layout(4 * n), 16)
         of_warps = al.allocate_tensor(Int32, cute.make_layout((4, self.spec.tiles, n)), 16)
         self.transform.fill(factors, self.tables, cute.arch.thread_idx()[0])
         tk.publish()
-        s = Shared(factors, spectrum, largest, tiles, of_warps[None, None, wg])
-        asked = [self.tokens.asked(g.pre) for _ in range(self.spec.tiles)]
+        if const_expr(self.spec.blocks > 1):
+            before = self.transform.spectra(al, n)[None, None, None, wg]
+        s = Shared(factors, spectra, largest, tiles, of_warps[None, None, wg], before)
+        asked = [self.tokens.asked(g.pre) for _ in range(self.spec.tiles * self.spec.blocks)]
         heads, step = g.u.shape[1] * g.splits, cute.arch.grid_dim()[0]
         first = cute.arch.block_idx()[0]
         head, tile = self.of_item(g, first, wg)
@@ -98,13 +102,20 @@ class OneBlock:
 
     def ask(self, g: Given, asked, head, tile):
         """Load a tile's numbers."""
-        for i in range(self.spec.tiles):
-            self.tokens.ask(asked[i], g.u, g.pre, Place(head, tile * self.spec.sequences, Int32(0)), i)
+        for i, to in enumerate(asked):
+            self.tokens.ask(to, g.u, g.pre, self.place(head, tile, i), i % self.spec.tiles)
+
+    def place(self, head, tile, i):
+        """Of the i-th that a tile has: of two blocks the one whose turn it is; of the mirrored filter the last is
+        first."""
+        turn, blocks = i // self.spec.tiles, self.spec.blocks
+        block = blocks - 1 - turn if self.spec.conjugate else turn
+        return Place(head, tile * self.spec.sequences, Int32(block * ROWS * COLS))
 
     @cute.jit
     def head(self, g: Given, s: Shared, asked, w: Work):
         """The tiles of a part of a head's sequences."""
-        scale = self.tables.fill_spectrum(s.spectrum[None, None, None, 0], g.spectrum[w.head, 0, None, None], s.largest)
+        scale = self.tables.fill_spectra_at_once(s.spectra, g.spectrum[w.head, None, None, None], s.largest)
         tiles, step = cute.ceil_div(g.u.shape[0], self.spec.sequences), self.config.warpgroups * g.splits
         if w.first >= tiles:
             self.ask(g, asked, w.next_head, w.next_first)
@@ -114,32 +125,47 @@ class OneBlock:
     @cute.jit
     def tile(self, g: Given, s: Shared, asked, w: Work, turn):
         """turn: (tile, what results are multiplied by, the tile after that, the part's end)"""
-        (tile, scale, following, end), spec, barrier = turn, self.spec, 1 + w.wg
-        acc, narrow = tk.pair(COLS), tk.pair(COLS, Float16)
+        spec, barrier = self.spec, 1 + w.wg
         most = cute.make_rmem_tensor((2, spec.tiles), Int32)
-        first = (spec.tiles + 2) * w.wg
-        inputs, between = [s.tiles[first + 2 + i] for i in range(spec.tiles)], [s.tiles[first + i] for i in range(2)]
         self.tokens.note(most, asked, s.of_warps)
         if const_expr(spec.rows > 16):
             tk.sync(barrier, tk.WARPGROUP)
         self.tokens.largest(most, s.of_warps)
+        for block in cutlass.range_constexpr(spec.blocks):
+            self.block(g, s, (asked, most), w, (*turn, block))
+
+    @cute.jit
+    def block(self, g: Given, s: Shared, held, w: Work, turn):
+        """A tile of a block. held: (what was asked for, largest magnitudes). turn: as of `tile`, and the block whose
+        turn it is."""
+        (asked, most), (tile, scale, following, end, turns) = held, turn
+        spec, barrier, acc, narrow = self.spec, 1 + w.wg, tk.pair(COLS), tk.pair(COLS, Float16)
+        first = (spec.tiles + 2) * w.wg
+        between, inputs = [s.tiles[first + i] for i in range(2)], [s.tiles[first + 2 + i] for i in range(spec.tiles)]
         for i in cutlass.range_constexpr(spec.tiles):
             to = narrow.imag if const_expr(i) else narrow.real
-            self.tokens.scaled(to, asked[i], most, i)
+            self.tokens.scaled(to, asked[spec.tiles * turns + i], most, i)
             tk.store(inputs[i], to)
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
         self.transform.forth(acc, narrow, inputs, s.factors)
-        woven.woven_mul(narrow, acc, s.spectrum[None, None, None, 0])
+        if const_expr(spec.blocks == 1):
+            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0])
+        elif const_expr(turns == 0):
+            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0], keep=s.before)
+        else:
+            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0],
+                            more=(s.before, s.spectra[None, None, None, 1]))
         self.transform.back(acc, narrow, between, s.factors)
-        last = following >= end
-        self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),
-                 cutlass.select_(last, w.next_first, following))
+        if const_expr(turns == spec.blocks - 1):
+            last = following >= end
+            self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),
+                     cutlass.select_(last, w.next_first, following))
         tk.sync(barrier, tk.WARPGROUP)
         self.transform.left_back(acc, between, s.factors)
         tk.mma_wait()
         outer = row_scale(spec.rows) ** 2 * COLUMN_SCALE ** 2 * spec.points
-        place = Place(w.head, tile * spec.sequences, Int32(0))
+        place = self.place(w.head, tile, spec.tiles * turns)
         for i in cutlass.range_constexpr(spec.tiles):
             result = acc.imag if const_expr(i) else acc.real
             self.tokens.store(g.y, g.post, result, most, scale * Float32(1.0 / outer), place, i)
