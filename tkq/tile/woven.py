@@ -17,6 +17,7 @@ from .assembly import ptx
 from .block import thread_in_warpgroup
 from .maps import _cvt2
 from .pairs import Pair, factors
+from .register import RowVec
 from .sync import WARPGROUP
 
 COLS = 64
@@ -178,6 +179,49 @@ def woven_mul(dst: Pair, a: Pair, table: cute.Tensor, keep=None, more=()):
                 added = m.times(*factors[0][r], *factors[1][r], False) if more else None
                 x, y = m.times(*found[r], *by[r], False, added)
                 words[i + r], words[i + r + FAR] = m.word(x), m.word(y)
+
+
+def woven_keep(table: cute.Tensor, a: Pair):
+    """table = a, woven, rounded; fp16 of the layout ``woven_factors``."""
+    for part, of in enumerate((a.real, a.imag)):
+        for i in range(0, FAR, 2):
+            _Fp16.leave(table, i + part * FAR, [(_Fp16.read(of, k), _Fp16.read(of, k + FAR)) for k in (i, i + 1)])
+
+
+def woven_fma_conj(d: Pair, table: cute.Tensor, b: Pair, v: RowVec):
+    """d[i, j] += v[i] * conj(table[i, j]) * b[i, j]; d, b: fp32. table: fp16. b is woven, and d has its elements in the
+    same columns, real parts in `real`."""
+    for at in range(0, WORDS, 2):
+        of, k = (b.real, at) if at < FAR else (b.imag, at - FAR)
+        for r, (x, y) in enumerate(_Fp16.factors(table, at)):
+            x, y = _numbers(x), _numbers(y)
+            for e in range(2):
+                i, by = 2 * (at + r) + e, v.tensor[r]
+                c, s = of.tensor[2 * (k + r) + e], of.tensor[2 * (k + r + FAR) + e]
+                d.real.tensor[i] = d.real.tensor[i] + by * (x[e] * c + y[e] * s)
+                d.imag.tensor[i] = d.imag.tensor[i] + by * (x[e] * s - y[e] * c)
+
+
+def woven_fma_to(d: cute.Tensor, table: cute.Tensor, b: Pair, by):
+    """d += by * table * conj(b), d: a table of fp32 of the layout ``factors``; others as of ``woven_fma_conj``."""
+    for at in range(0, WORDS, 2):
+        of, k = (b.real, at) if at < FAR else (b.imag, at - FAR)
+        for r, (x, y) in enumerate(_Fp16.factors(table, at)):
+            x, y = _numbers(x), _numbers(y)
+            there, four = d[None, thread_in_warpgroup(), at + r], cute.make_rmem_tensor((4,), Float32)
+            cute.autovec_copy(there, four)
+            for e in range(2):
+                c, s = of.tensor[2 * (k + r) + e], of.tensor[2 * (k + r + FAR) + e]
+                four[2 * e] = four[2 * e] + by * (x[e] * c + y[e] * s)
+                four[2 * e + 1] = four[2 * e + 1] + by * (y[e] * c - x[e] * s)
+            cute.autovec_copy(four, there)
+
+
+def _numbers(word):
+    """The two of a word, fp32."""
+    held = cute.make_rmem_tensor((2,), Float16)
+    cute.recast_tensor(held, Int32)[0] = word
+    return Float32(held[0]), Float32(held[1])
 
 
 def unweave(dst: Pair, a: Pair, table: cute.Tensor):

@@ -144,7 +144,7 @@ class InRegisters:
         between, inputs = [s.tiles[first + i] for i in range(2)], [s.tiles[first + 2 + i] for i in range(spec.tiles)]
         for i in cutlass.range_constexpr(spec.tiles):
             to = narrow.imag if const_expr(i) else narrow.real
-            self.tokens.scaled(to, asked[spec.tiles * turns + i], most, i)
+            self.tokens.divided(to, asked[spec.tiles * turns + i], most, i)
             tk.store(inputs[i], to)
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)

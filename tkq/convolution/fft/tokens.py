@@ -120,10 +120,11 @@ class Tokens:
     def note(self, most: cute.Tensor, asked, to: cute.Tensor):
         """most (2, tiles) = the largest magnitude that a warp has of the sequences of a thread's rows, as an fp32's
         bits; to (4, tiles) of those that have parts in several warps, which meet before `largest`."""
+        warp = tk.thread_in_warpgroup() // 32
         for tile in cutlass.range_constexpr(self.spec.tiles):
             for r in cutlass.range_constexpr(2):
                 most[r, tile] = self._of_row(asked[tile], r)
-                for block in cutlass.range_constexpr(1, self.spec.blocks):
+                for block in cutlass.range_constexpr(1, len(asked) // self.spec.tiles):
                     most[r, tile] = cutlass.max(most[r, tile], self._of_row(asked[block], r))
             if const_expr(self.spec.rows >= 16):
                 both = cutlass.max(most[0, tile], most[1, tile])
@@ -131,7 +132,7 @@ class Tokens:
                 most[0, tile], most[1, tile] = both, both
                 if const_expr(self.spec.rows > 16):
                     if tk.lane_id() == 0:
-                        to[tk.warp_id() % 4, tile] = both
+                        to[warp, tile] = both
             else:
                 for r in cutlass.range_constexpr(2):
                     for shift in cutlass.range_constexpr((4 * min(8, self.spec.rows)).bit_length() - 1):
@@ -147,7 +148,7 @@ class Tokens:
                     found = cutlass.max(cutlass.max(of_warps[0, tile], of_warps[1, tile]),
                                         cutlass.max(of_warps[2, tile], of_warps[3, tile]))
                 else:
-                    first = tk.warp_id() % 4 // 2 * 2
+                    first = tk.thread_in_warpgroup() // 64 * 2
                     found = cutlass.max(of_warps[first, tile], of_warps[first + 1, tile])
                 most[0, tile], most[1, tile] = found, found
 
@@ -177,25 +178,38 @@ class Tokens:
     # ---- numbers -------------------------------------------------------------------------------
 
     @cute.jit
-    def scaled(self, to: tk.RegTile, asked: Asked, most: cute.Tensor, tile: cutlass.Constexpr):
+    def scaled(self, to: tk.RegTile, asked: Asked, by: cute.Tensor):
+        """to, fp16 = a tile's numbers, times powers of 2. by (n, 2): of each of a thread's rows n, one after the other:
+        their product may be none that an fp32 has."""
+        out, u = cute.recast_tensor(to.tensor, Int32), cute.recast_tensor(asked.u.tensor, Int32)
+        for i in cutlass.range_constexpr(COLS // 4):
+            factors = [by[n, i % 2] for n in range(cute.size(by, mode=[0]))]
+            if const_expr(asked.gate is None and self.dtype is BFloat16):
+                word = u[i]
+                for x in factors:
+                    bits = x.bitcast(Int32)
+                    word = _scaled(word, bits | bits >> 16)
+                two = [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
+            else:
+                two = [element(asked.u, 2 * i + e) for e in range(2)]
+                if const_expr(asked.gate is not None):
+                    two = self._products(asked, i)
+                for x in factors:
+                    two = [y * x for y in two]
+            out[i] = cute.recast_tensor(vectors.packed(two, Float16), Int32)[0]
+
+    @cute.jit
+    def divided(self, to: tk.RegTile, asked: Asked, most: cute.Tensor, tile: cutlass.Constexpr):
         """to, fp16 = a tile's numbers, divided by a power of 2 near the largest one of their sequence; one with NaN or
         infinities is zeros: its neighbours share transforms with it."""
-        out, u = cute.recast_tensor(to.tensor, Int32), cute.recast_tensor(asked.u.tensor, Int32)
+        by, out = cute.make_rmem_tensor((1, 2), Float32), cute.recast_tensor(to.tensor, Int32)
         for r in cutlass.range_constexpr(2):
-            down, _ = power(most[r, tile], self.spec.above)
-            for i in [self.word(j, r, half) for half in HALVES for j in range(4)]:
-                if const_expr(asked.gate is None and self.dtype is BFloat16):
-                    bits = down.bitcast(Int32)
-                    word = _scaled(u[i], bits | bits >> 16)
-                    two = [(word << 16).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)]
-                elif const_expr(asked.gate is None):
-                    two = [element(asked.u, 2 * i + e) * down for e in range(2)]
-                else:
-                    two = [x * down for x in self._products(asked, i)]
-                out[i] = cute.recast_tensor(vectors.packed(two, Float16), Int32)[0]
+            by[0, r], _ = power(most[r, tile], self.spec.above)
+        self.scaled(to, asked, by)
+        for r in cutlass.range_constexpr(2):
             if most[r, tile] >= INFINITE:
-                for i in [self.word(j, r, half) for half in HALVES for j in range(4)]:
-                    out[i] = Int32(0)
+                for i in cutlass.range_constexpr(COLS // 8):
+                    out[2 * i + r] = Int32(0)
 
     @cute.jit
     def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, most: cute.Tensor, scale,
