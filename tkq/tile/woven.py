@@ -188,6 +188,32 @@ def woven_keep(table: cute.Tensor, a: Pair):
             _Fp16.leave(table, i + part * FAR, [(_Fp16.read(of, k), _Fp16.read(of, k + FAR)) for k in (i, i + 1)])
 
 
+def woven_sub_turned(d: Pair, table: cute.Tensor):
+    """d -= i table, d woven; fp16 of the layout ``woven_factors``."""
+    for at in range(0, WORDS, 2):
+        to, k = (d.real, at) if at < FAR else (d.imag, at - FAR)
+        for r, (x, y) in enumerate(_Fp16.factors(table, at)):
+            x, y = _numbers(x), _numbers(y)
+            for e in range(2):
+                i = 2 * (k + r) + e
+                to.tensor[i], to.tensor[i + 2 * FAR] = to.tensor[i] + y[e], to.tensor[i + 2 * FAR] - x[e]
+
+
+def woven_leave(to: cute.Tensor, a, by, sign):
+    """to = a * by, the imaginary part times sign; fp16 of the layout ``woven_factors``; a: woven, or such a table."""
+    for at in range(0, WORDS, 2):
+        found = []
+        if isinstance(a, Pair):
+            of, k = (a.real, at) if at < FAR else (a.imag, at - FAR)
+            for r in range(2):
+                found.append([_Fp32.read(of, k + r), _Fp32.read(of, k + r + FAR)])
+        else:
+            found = [[_numbers(x), _numbers(y)] for x, y in _Fp16.factors(a, at)]
+        words = [[_cvt2(x[0] * by, x[1] * by, Float16), _cvt2(y[0] * by * sign, y[1] * by * sign, Float16)]
+                 for x, y in found]
+        _Fp16.leave(to, at, words)
+
+
 def woven_fma_conj(d: Pair, table: cute.Tensor, b: Pair, v: RowVec):
     """d[i, j] += v[i] * conj(table[i, j]) * b[i, j]; d, b: fp32. table: fp16. b is woven, and d has its elements in the
     same columns, real parts in `real`."""

@@ -37,8 +37,9 @@ class Halves:
 
     @cute.jit
     def forth(self, spectrum: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16."""
-        for tile in cutlass.range_constexpr(self.spec.tiles):
+        """spectrum, woven, = the transform of the tiles in shared memory, or of the first one; narrow: registers in
+        between, fp16."""
+        for tile in cutlass.range_constexpr(len(tiles)):
             product = tk.mma_AB if tile else tk.mm_AB
             product(spectrum.real, f.rows[2 * tile], tiles[tile])
             product(spectrum.imag, f.rows[2 * tile + 1], tiles[tile])

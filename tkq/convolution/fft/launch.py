@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,11 +10,12 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
-from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
+from tkq.convolution.fft.spec import COLUMN_SCALE, MOST_POINTS, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
+FILTERS = 4  # warpgroups of a block, at most, that transform filters
 LONG = 8192  # tokens, above which a filter's gradient takes several passes
 _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
 
@@ -22,6 +24,11 @@ def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
     kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
         "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
+
+
+def filter_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
+    """Of the filters' spectra, which depend on no gate."""
+    return Recipe("tkq.convolution.fft.filters:Filters", (replace(spec, pre=False, post=False, vector=8), config))
 
 
 def gradient_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
@@ -44,6 +51,9 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     config = plan(spec, B)
     splits = splits_of(spec, config, B, H)
     blocks, workspace = min(SMS, H * splits), None
+    if spec.in_registers:
+        launcher(u, recipe(spec, config))(u, (*spectra(g, spec), pre, post, y, splits), blocks)
+        return y
     if spec.blocks > SHARED_BLOCKS:
         workspace = torch.empty(blocks, config.warpgroups, spec.kept, 16, 128, 4, dtype=torch.float16, device=u.device)
     launcher(u, recipe(spec, config))(u, (spectrum(g, spec), pre, post, y, splits, workspace), blocks)
@@ -55,6 +65,19 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
     L = g.u.shape[2]
     return FftSpec(dtypes.name_of(g.u.dtype), transform_rows(L, g.causal), g.causal, g.pre is not None,
                    g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal), g.split)
+
+
+def spectra(g: Given, spec: FftSpec) -> tuple[Tensor, Tensor | None]:
+    """The filter's as `in_registers.InRegisters` takes it, and what products are multiplied by."""
+    if spec.exact:
+        return spectrum(g, spec), None
+    taps = filter_of(g)
+    H = len(taps)
+    found = torch.empty(H, spec.blocks, 2 * MOST_POINTS, dtype=torch.float16, device=taps.device)
+    scales = torch.empty(H, dtype=torch.float32, device=taps.device)
+    config = FftConfig(min(FILTERS, -(-H // SMS)))
+    launcher(taps, filter_recipe(spec, config))(taps, (found, scales), min(SMS, -(-H // config.warpgroups)))
+    return found, scales
 
 
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
