@@ -1,8 +1,8 @@
 """Complex register tiles of 64 columns whose transforms along a row are two of 32 points, and factors between them.
 
-Of a pair of 64 columns the sums and the differences of columns 32 apart are transformed each by itself: even frequencies
-are the transform of the sums, odd ones that of the differences, with the factors that these need in the matrix. A
-complex product of 32 points is one real product of 64: the real and the imaginary parts side by side, by a matrix of
+Of a pair of 64 columns the sums and the differences of columns 32 apart are transformed each by itself: even
+frequencies are the transform of the sums, odd ones that of the differences, with the factors that these need in the
+matrix. A complex product of 32 points is one real product of 64: the real and the imaginary parts side by side, by a matrix of
 four blocks, ((c, s), (-s, c)). A pair in that order is *woven*: `real` has the sums or even frequencies, `imag` the
 differences or odd ones, columns 0 to 31 of each the real parts, 32 to 63 the imaginary ones.
 
@@ -186,32 +186,6 @@ def woven_keep(table: cute.Tensor, a: Pair):
     for part, of in enumerate((a.real, a.imag)):
         for i in range(0, FAR, 2):
             _Fp16.leave(table, i + part * FAR, [(_Fp16.read(of, k), _Fp16.read(of, k + FAR)) for k in (i, i + 1)])
-
-
-def woven_sub_turned(d: Pair, table: cute.Tensor):
-    """d -= i table, d woven; fp16 of the layout ``woven_factors``."""
-    for at in range(0, WORDS, 2):
-        to, k = (d.real, at) if at < FAR else (d.imag, at - FAR)
-        for r, (x, y) in enumerate(_Fp16.factors(table, at)):
-            x, y = _numbers(x), _numbers(y)
-            for e in range(2):
-                i = 2 * (k + r) + e
-                to.tensor[i], to.tensor[i + 2 * FAR] = to.tensor[i] + y[e], to.tensor[i + 2 * FAR] - x[e]
-
-
-def woven_leave(to: cute.Tensor, a, by, sign):
-    """to = a * by, the imaginary part times sign; fp16 of the layout ``woven_factors``; a: woven, or such a table."""
-    for at in range(0, WORDS, 2):
-        found = []
-        if isinstance(a, Pair):
-            of, k = (a.real, at) if at < FAR else (a.imag, at - FAR)
-            for r in range(2):
-                found.append([_Fp32.read(of, k + r), _Fp32.read(of, k + r + FAR)])
-        else:
-            found = [[_numbers(x), _numbers(y)] for x, y in _Fp16.factors(a, at)]
-        words = [[_cvt2(x[0] * by, x[1] * by, Float16), _cvt2(y[0] * by * sign, y[1] * by * sign, Float16)]
-                 for x, y in found]
-        _Fp16.leave(to, at, words)
 
 
 def woven_fma_conj(d: Pair, table: cute.Tensor, b: Pair, v: RowVec):

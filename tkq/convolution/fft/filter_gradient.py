@@ -217,8 +217,8 @@ class FilterGradient:
 
     @cute.jit
     def forth(self, acc: tk.Pair, g: Given, s: Shared, asked, what):
-        """acc, woven = the spectrum of v or of w, of the numbers asked for; then the next ones are. what: (`Work`, (head,
-        tile, block) of the next ones, largest magnitudes of v, those of w, or None where v is transformed)"""
+        """acc, woven = the spectrum of v or of w, of the numbers asked for; then the next ones are. what: (`Work`,
+        (head, tile, block) of the next ones, largest magnitudes of v, those of w, or None where v is transformed)"""
         (w, following, of_v, of_w), narrow, n = what, tk.pair(COLS, Float16), self.spec.tiles
         is_w, barrier = of_w is not None, 1 + w.wg
         of, held = of_w if is_w else of_v, self.held(g, asked, is_w)

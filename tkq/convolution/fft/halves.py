@@ -5,7 +5,6 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.spec import COLS
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.tile import woven
 
@@ -37,9 +36,8 @@ class Halves:
 
     @cute.jit
     def forth(self, spectrum: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """spectrum, woven, = the transform of the tiles in shared memory, or of the first one; narrow: registers in
-        between, fp16."""
-        for tile in cutlass.range_constexpr(len(tiles)):
+        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16."""
+        for tile in cutlass.range_constexpr(self.spec.tiles):
             product = tk.mma_AB if tile else tk.mm_AB
             product(spectrum.real, f.rows[2 * tile], tiles[tile])
             product(spectrum.imag, f.rows[2 * tile + 1], tiles[tile])

@@ -9,27 +9,13 @@ from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
+from tkq.convolution.fft.kernel import FftConv, Given
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
 from tkq.convolution.fft.tables import Tables
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
-from tkq.runtime.compile import fake
 from tkq.tile import woven
-
-
-class Given(NamedTuple):
-    """u (B, H, L), gates and y as u; spectra (H, parts, 8192) fp16 as `Filters` leaves them, and scales (H), what
-    products are multiplied by; of fp16 sequences instead (H, parts, points, 2) fp32; parts in which a head's tiles go
-    to blocks."""
-
-    u: cute.Tensor
-    spectra: cute.Tensor
-    scales: Optional[cute.Tensor]
-    pre: Optional[cute.Tensor]
-    post: Optional[cute.Tensor]
-    y: cute.Tensor
-    splits: Int32
 
 
 class Shared(NamedTuple):
@@ -76,19 +62,7 @@ class InRegisters:
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
-        """Compiled for any sizes and strides, but of neighbouring tokens."""
-        spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-
-        def operand():
-            steps = [fake.sym64(divisibility=spec.vector) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
-
-        gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        if spec.exact:
-            spectra = fake.tensor("fp32", (H, spec.blocks, spec.points, 2), align=8), None
-        else:
-            spectra = fake.tensor("fp16", (H, spec.blocks, 2 * ROWS * COLS)), fake.tensor("fp32", (H,), align=4)
-        return operand(), (*spectra, *gates, operand(), Int32(0)), Int32(0)
+        return FftConv(self.spec, self.config).fake_arguments()
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
@@ -141,32 +115,12 @@ class InRegisters:
     @cute.jit
     def head(self, g: Given, s: Shared, asked, w: Work):
         """The tiles of a part of a head's sequences."""
-        if const_expr(self.spec.exact):
-            scale = self.tables.fill_spectra_at_once(s.spectra, g.spectra[w.head, None, None, None], s.largest)
-        else:
-            scale = g.scales[w.head]
-            self.copy_spectra(s.spectra, g.spectra[w.head, None, None])
+        scale = self.tables.fill_spectra_at_once(s.spectra, g.spectrum[w.head, None, None, None], s.largest)
         tiles, step = cute.ceil_div(g.u.shape[0], self.spec.sequences), self.config.warpgroups * g.splits
         if w.first >= tiles:
             self.ask(g, asked, w.next_head, w.next_first)
         for tile in cutlass.range(w.first, tiles, step, unroll=1):
             self.tile(g, s, asked, w, (tile, scale, tile + step, tiles))
-
-    @cute.jit
-    def copy_spectra(self, to: cute.Tensor, spectra: cute.Tensor):
-        """to = a head's spectra, which are loaded before the block's threads have met; they meet behind, too."""
-        words, size = 4, cute.size(spectra) // 2
-        count = -(-size // (words * self.config.threads))
-        source, target = (cute.make_tensor(cute.recast_ptr(x.iterator.align(16), dtype=Int32),
-                                           cute.make_layout((words, size // words))) for x in (spectra, to))
-        held = cute.make_rmem_tensor((words, count), Int32)
-        at = [cutlass.min(cute.arch.thread_idx()[0] + i * self.config.threads, size // words - 1) for i in range(count)]
-        for i in cutlass.range_constexpr(count):
-            cute.autovec_copy(source[None, at[i]], held[None, i])
-        tk.sync_block()
-        for i in cutlass.range_constexpr(count):
-            cute.autovec_copy(held[None, i], target[None, at[i]])
-        tk.sync_block()
 
     @cute.jit
     def tile(self, g: Given, s: Shared, asked, w: Work, turn):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,12 +9,11 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
-from tkq.convolution.fft.spec import COLUMN_SCALE, MOST_POINTS, SHARED_BLOCKS, FftSpec, row_scale
+from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
-FILTERS = 4  # warpgroups of a block, at most, that transform filters
 LONG = 8192  # tokens, above which a filter's gradient takes several passes
 _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
 
@@ -24,11 +22,6 @@ def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
     kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
         "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
-
-
-def filter_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    """Of the filters' spectra, which depend on no gate."""
-    return Recipe("tkq.convolution.fft.filters:Filters", (replace(spec, pre=False, post=False, vector=8), config))
 
 
 def gradient_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
@@ -51,9 +44,6 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     config = plan(spec, B)
     splits = splits_of(spec, config, B, H)
     blocks, workspace = min(SMS, H * splits), None
-    if spec.in_registers:
-        launcher(u, recipe(spec, config))(u, (*spectra(g, spec), pre, post, y, splits), blocks)
-        return y
     if spec.blocks > SHARED_BLOCKS:
         workspace = torch.empty(blocks, config.warpgroups, spec.kept, 16, 128, 4, dtype=torch.float16, device=u.device)
     launcher(u, recipe(spec, config))(u, (spectrum(g, spec), pre, post, y, splits, workspace), blocks)
@@ -67,28 +57,19 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
                    g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal), g.split)
 
 
-def spectra(g: Given, spec: FftSpec) -> tuple[Tensor, Tensor | None]:
-    """The filter's as `in_registers.InRegisters` takes it, and what products are multiplied by."""
-    if spec.exact:
-        return spectrum(g, spec), None
-    taps = filter_of(g)
-    H = len(taps)
-    found = torch.empty(H, spec.blocks, 2 * MOST_POINTS, dtype=torch.float16, device=taps.device)
-    scales = torch.empty(H, dtype=torch.float32, device=taps.device)
-    config = FftConfig(min(FILTERS, -(-H // SMS)))
-    launcher(taps, filter_recipe(spec, config))(taps, (found, scales), min(SMS, -(-H // config.warpgroups)))
-    return found, scales
-
-
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
     """Of the filter, with d in its first tap: (H, blocks, points, 2). Causal ones at frequencies k - 1/4, of part m of
-    several with the taps before it as the negative imaginary part."""
+    several with the taps before it as the negative imaginary part, which those in registers see to themselves."""
     taps = filter_of(g)
     if not spec.causal:
         return torch.view_as_real(torch.fft.fft(taps, spec.points))[:, None]
     by = quarter(spec.points, taps.device)
     if spec.blocks == 1:
         return torch.view_as_real(torch.fft.fft(taps * by[:taps.shape[1]], spec.points))[:, None]
+    if spec.in_registers:
+        n = spec.blocks * spec.points
+        taps = taps if taps.shape[1] == n else torch.nn.functional.pad(taps, (0, n - taps.shape[1]))
+        return torch.view_as_real(torch.fft.fft(taps.unflatten(1, (spec.blocks, spec.points)) * by))
     taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
     taps = taps.view(len(taps), spec.blocks + 1, spec.points)
     return torch.view_as_real(torch.fft.fft(torch.complex(taps[:, 1:], -taps[:, :-1]) * by))

@@ -176,7 +176,8 @@ class Tables:
 
     @cute.jit
     def fill_spectra_at_once(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
-        """As `fill_spectra`, which reads numbers once, all of them before any is used.
+        """As `fill_spectra`, which reads numbers once, all of them before any is used. Of two parts f and g the second
+        one is that of g - i f, G - i F; spectra has F and G.
 
         to: of the layout `tkq.tile.woven.woven_factors`, and parts, once all have done with what it has. The block's
         threads meet before, in between, and behind."""
@@ -184,6 +185,12 @@ class Tables:
         held = cute.make_rmem_tensor((4, self.each * parts), Float32)
         for j in cutlass.range_constexpr(self.each * parts):
             self.gather(held[None, j], spectra[j // self.each, None, None], self._mine(j % self.each))
+        sign = -1.0 if self.spec.conjugate else 1.0  # of imaginary parts as they are held
+        for j in cutlass.range_constexpr(self.each, self.each * parts):
+            for e in cutlass.range_constexpr(2):
+                real, imag = held[2 * e, j - self.each], held[2 * e + 1, j - self.each]
+                held[2 * e, j] = held[2 * e, j] + imag * sign
+                held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
         for i in cutlass.range_constexpr(4 * self.each * parts):
             most = cutlass.max(most, magnitude(held[i]))
         most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()

@@ -1,9 +1,9 @@
 """Sequences in and out of registers, in the order in which products leave and take a tile: a thread has the same tokens
 of both, and none changes hands.
 
-Columns of a tile are tokens in an order of their own. Of each half of a row, 32 tokens, lane q of four has 8 neighbours,
-8 q to 8 q + 7, in one access; as elements of a tile these are columns 8 j + 2 q + e, j to 3 and e to 1. `tables.token_of`
-says which is where; factors from the right and between products have the same order.
+Columns of a tile are tokens in an order of their own. Of each half of a row, 32 tokens, lane q of four has 8
+neighbours, 8 q to 8 q + 7, in one access; as elements of a tile these are columns 8 j + 2 q + e, j to 3 and e to 1.
+`tables.token_of` says which is where; factors from the right and between products have the same order.
 """
 from typing import NamedTuple, Optional
 
