@@ -24,7 +24,7 @@ def shipped() -> list:
         if blocks <= 2:  # of more, the gradient is one of several passes
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
-                                 _expectation(spec)))
+                                 _expectation(spec, gradient=True)))
     return found + _passes() + _millions() + _split()
 
 
@@ -95,8 +95,13 @@ def _name(s: FftSpec, what: str) -> str:
                      *["split"] * s.split, what])
 
 
-def _expectation(s: FftSpec) -> Expectation:
-    """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16. Split,
-    three times as many."""
-    return Expectation(tensor=(48 if s.causal else 64) * (3 if s.split else 1), instructions=("LDG.E.128", "STG.E.128"),
-                       absent=ABSENT, local_memory=40 * s.split)
+def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
+    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left for each input or output tile and
+    two from the right, forth and back of each block; of the filter's gradient forth twice. Otherwise four of each;
+    split, three times as many. Addresses of the filter's spectrum are spilled, and read once a head."""
+    tensor = (48 if s.causal else 64) * (3 if s.split else 1)
+    if gradient or s.in_registers:
+        one = 4 * (2 * s.tiles + 2)
+        tensor = 2 * one * (1 if gradient else s.blocks)
+    return Expectation(tensor, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT,
+                       local_memory=40 if s.split else 24 * (s.in_registers and not gradient))

@@ -8,11 +8,14 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.sequences import Place, Sequences, put_run
+from tkq.convolution.fft.halves import Halves
+from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, ROWS
 from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
-from tkq.convolution.fft.transform import TILE, Factors, Transform
+from tkq.convolution.fft.tokens import Tokens
+from tkq.convolution.fft.transform import TILE, Factors
 from tkq.runtime.compile import fake
+from tkq.tile import woven
 
 BLOCK = ROWS * COLS  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
@@ -33,17 +36,26 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A block's: factors, the head's sum. A warpgroup's: tiles, largest numbers of v and of w; of two blocks of tokens
-    the spectrum last transformed, and of all warpgroups the sums of the first block of v with the second of w."""
+    """A block's: factors, the head's sum. A warpgroup's: tiles of v and of w, magnitudes of its warps, the spectrum
+    last transformed; of two blocks of tokens all warpgroups' sums of the first block of v with the second of w."""
 
     factors: Factors
     total: cute.Tensor
     tiles: tk.SharedTile
-    of_rows: cute.Tensor
-    of_v: cute.Tensor
-    of_w: cute.Tensor
-    last: Optional[cute.Tensor]
+    of_warps: cute.Tensor
+    last: cute.Tensor
     apart: Optional[cute.Tensor]
+
+
+class Work(NamedTuple):
+    """Of a warpgroup: its number, head, part of that, first tile, and the head and the first tile after that part."""
+
+    wg: Int32
+    head: Int32
+    part: Int32
+    first: Int32
+    next_head: Int32
+    next_first: Int32
 
 
 class FilterGradient:
@@ -55,14 +67,16 @@ class FilterGradient:
     part is the sum of what each of the two gives. To that end both must have the same scale: v is divided as before, w
     multiplied by that and divided by one of the pair.
 
+    An operand's numbers are loaded while the one before is transformed.
+
     Sequences of two blocks of 4096 tokens have two sums: of each block of w with the same one of v, in registers, and
     of the second one of w with the first one of v, in shared memory, each thread's for itself.
     """
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.tables, self.transform = Tables(spec, config.threads), Transform(spec)
-        self.sequences = Sequences(spec, tk.element_type(spec.dtype))
+        self.tables, self.transform = Tables(spec, config.threads, halves=True), Halves(spec)
+        self.tokens = Tokens(spec, tk.element_type(spec.dtype))
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -88,51 +102,72 @@ class FilterGradient:
 
     @cute.kernel
     def kernel(self, g: Given):
-        spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
-        rows, columns = al.tile(TILE, 2 * spec.tiles), al.tile(TILE, 3)
-        tiles = al.tile(TILE, spec.tiles * n)
+        spec, al, n, wg = self.spec, tk.SharedAllocator(), self.config.warpgroups, tk.warpgroup_id()
+        factors, tiles, apart = self.transform.factors(al), al.tile(TILE, 2 * spec.tiles * n), None
         total = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16)
-        twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
-        of_rows, of_v, of_w = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
-                               for _ in range(3))
-        factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
-        wg, me, last, apart = tk.warpgroup_id(), cute.arch.thread_idx()[0], None, None
+        last = al.allocate_tensor(Float16, woven.woven_factors(Float16, n), 16)[None, None, None, wg]
+        of_warps = al.allocate_tensor(Int32, cute.make_layout((4, spec.tiles, n)), 16)
         if const_expr(spec.blocks > 1):
-            last = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
             apart = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, n), 16)
-        self.tables.fill_rows(rows, me)
-        self.tables.fill_columns(factors.columns, me)
-        self.tables.fill_twiddles(twiddles)
+        self.transform.fill(factors, self.tables, cute.arch.thread_idx()[0])
         tk.publish()
         tk.sync_block()
-        s = Shared(factors, total, tiles, of_rows[None, wg], of_v[None, wg], of_w[None, wg], last, apart)
-        for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * g.splits, cute.arch.grid_dim()[0], unroll=1):
-            self.head(g, s, item // g.splits, item % g.splits, wg)
+        s = Shared(factors, total, tiles, of_warps[None, None, wg], last, apart)
+        asked = [self.tokens.asked(g.pre if g.pre is not None else g.post) for _ in range(spec.tiles)]
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        head, tile = self.of_item(g, first, wg)
+        self.ask(g, asked, (head, tile, Int32(spec.blocks - 1)), False)
+        for item in cutlass.range(first, g.u.shape[1] * g.splits, step, unroll=1):
+            head, tile = self.of_item(g, item, wg)
+            self.head(g, s, asked, Work(wg, head, item % g.splits, tile, *self.of_item(g, item + step, wg)))
+
+    def of_item(self, g: Given, item, wg):
+        """(head, first tile) of a warpgroup; behind the last one a tile that is not there."""
+        head, part = item // g.splits, item % g.splits
+        there = head < g.u.shape[1]
+        return (cutlass.select_(there, head, Int32(0)),
+                cutlass.select_(there, part * self.config.warpgroups + wg, g.u.shape[0]))
+
+    def ask(self, g: Given, asked, place, of_w):
+        """Load the numbers of v or of w. place: (head, tile, block of tokens)"""
+        head, tile, block = place
+        x, gate = (g.dy, g.post) if of_w else (g.u, g.pre)
+        for i, to in enumerate(self.held(g, asked, of_w)):
+            self.tokens.ask(to, x, gate, Place(head, tile * self.spec.sequences, block * BLOCK), i)
+
+    def held(self, g: Given, asked, of_w):
+        """Registers of those that have v or w."""
+        gate = g.post if of_w else g.pre
+        return [x if gate is not None else x._replace(gate=None) for x in asked]
 
     @cute.jit
-    def head(self, g: Given, s: Shared, head, part, wg):
+    def head(self, g: Given, s: Shared, asked, w: Work):
         """The tiles of a part of a head's sequences, and their sums."""
-        each, n, total = self.spec.sequences, self.config.warpgroups, tk.pair(COLS)
+        n, total = self.config.warpgroups, tk.pair(COLS)
+        tiles, step = cute.ceil_div(g.u.shape[0], self.spec.sequences), n * g.splits
         tk.zero(total.real)
         tk.zero(total.imag)
         if const_expr(self.spec.blocks > 1):
             for i in cutlass.range_constexpr(COLS // 4):
-                s.apart[None, tk.thread_in_warpgroup(), i, wg].fill(0.0)
-        for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
-            at = Place(head, tile * each, Int32(0))
+                s.apart[None, tk.thread_in_warpgroup(), i, w.wg].fill(0.0)
+        if w.first >= tiles:
+            self.ask(g, asked, (w.next_head, w.next_first, Int32(self.spec.blocks - 1)), False)
+        for tile in cutlass.range(w.first, tiles, step, unroll=1):
+            last = tile + step >= tiles
+            after = (cutlass.select_(last, w.next_head, w.head), cutlass.select_(last, w.next_first, tile + step))
             if const_expr(self.spec.blocks > 1):
-                self.two(g, s, at, total, wg)
+                self.two(g, s, asked, total, (w, tile, after))
             else:
-                self.tile(g, s, at, total, wg)
+                self.tile(g, s, asked, total, (w, tile, after))
         for other in cutlass.range_constexpr(n):
-            if wg == other:
+            if w.wg == other:
                 tk.complex_to_table(s.total, total, other > 0)
             tk.sync_block()
-        for i in cutlass.range(wg, COLS // 4, n, unroll=1):
-            self.leave(g.sums[head, 0, part, i, tk.thread_in_warpgroup(), None], [s.total], i)
+        for i in cutlass.range(w.wg, COLS // 4, n, unroll=1):
+            self.leave(g.sums[w.head, 0, w.part, i, tk.thread_in_warpgroup(), None], [s.total], i)
             if const_expr(self.spec.blocks > 1):
-                self.leave(g.sums[head, 1, part, i, tk.thread_in_warpgroup(), None],
-                           [s.apart[None, None, None, w] for w in range(n)], i)
+                self.leave(g.sums[w.head, 1, w.part, i, tk.thread_in_warpgroup(), None],
+                           [s.apart[None, None, None, of] for of in range(n)], i)
         tk.sync_block()
 
     def leave(self, to, tables, i):
@@ -147,98 +182,80 @@ class FilterGradient:
         cute.autovec_copy(found, to)
 
     @cute.jit
-    def tile(self, g: Given, s: Shared, at, total: tk.Pair, wg):
-        spec, (acc, narrow), spectrum = self.spec, (tk.pair(COLS), tk.pair(COLS, Float16)), tk.pair(COLS, Float16)
-        self.forth(acc, narrow, g, s, (at, False, wg))
-        tk.copy(spectrum.real, acc.real)
-        tk.copy(spectrum.imag, acc.imag)
-        self.forth(acc, narrow, g, s, (at, True, wg))
-        back = tk.rv()
-        for r in cutlass.range_constexpr(2):
-            first = (tk.first_row() + 8 * r) // spec.rows * spec.rows
-            back.tensor[r] = power_of(self.of_both(s, first) - 2 * (BIAS + ABOVE))
-        tk.complex_fma_conj(total, spectrum, acc, back)
+    def tile(self, g: Given, s: Shared, asked, total: tk.Pair, at):
+        """at: (`Work`, tile, head and tile after it)"""
+        (w, tile, after), acc, back = at, tk.pair(COLS), tk.rv()
+        of_v, of_w = (cute.make_rmem_tensor((2, self.spec.tiles), Int32) for _ in range(2))
+        self.forth(acc, g, s, asked, (w, (w.head, tile, Int32(0)), of_v, None))
+        woven.woven_keep(s.last, acc)
+        self.forth(acc, g, s, asked, (w, (*after, Int32(0)), of_v, of_w))
+        self.back(back, of_v, of_w)
+        woven.woven_fma_conj(total, s.last, acc, back)
 
     @cute.jit
-    def two(self, g: Given, s: Shared, at, total: tk.Pair, wg):
+    def two(self, g: Given, s: Shared, asked, total: tk.Pair, at):
         """A sequence of two blocks, each transformed once: v and w of the second, v and w of the first."""
-        acc, narrow, apart = tk.pair(COLS), tk.pair(COLS, Float16), s.apart[None, None, None, wg]
+        (w, tile, after), acc, back = at, tk.pair(COLS), tk.rv()
+        of_v, of_w = (cute.make_rmem_tensor((2, 1), Int32) for _ in range(2))
+        of_w.fill(0)
         for j in cutlass.range(2, unroll=1):
-            place = at._replace(token=(1 - j) * BLOCK)
-            self.forth(acc, narrow, g, s, (place, False, wg))
+            self.forth(acc, g, s, asked, (w, (w.head, tile, 1 - j), of_v, None))
             if j == 1:
-                self.add(apart, s.last, acc, self.back(s))
-            tk.complex_to_table(s.last, acc)
-            self.forth(acc, narrow, g, s, (place, True, wg))
-            self.add(total, s.last, acc, self.back(s))
-            tk.complex_to_table(s.last, acc)
+                self.back(back, of_v, of_w)
+                woven.woven_fma_to(s.apart[None, None, None, w.wg], s.last, acc, back.tensor[0])
+            woven.woven_keep(s.last, acc)
+            following = cutlass.select_(j == 0, w.head, after[0]), cutlass.select_(j == 0, tile, after[1]), j
+            self.forth(acc, g, s, asked, (w, following, of_v, of_w))
+            self.back(back, of_v, of_w)
+            woven.woven_fma_conj(total, s.last, acc, back)
+            woven.woven_keep(s.last, acc)
 
-    def back(self, s: Shared):
-        """What a product of spectra is multiplied by: what both were divided by. Of whole sequences, not of pairs."""
-        return power_of(self.exponent(s.of_v, 0, 0) + self.exponent(s.of_w, 0, 0) - 2 * (BIAS + ABOVE))
-
-    def add(self, to, table, other: tk.Pair, by):
-        """A pair += by conj(table) other, or a table += by table conj(other); each thread, its own elements."""
-        for i in range(COLS // 4):
-            held, four = cute.make_rmem_tensor((4,), Float16), cute.make_rmem_tensor((4,), Float32)
-            cute.autovec_copy(table[None, tk.thread_in_warpgroup(), i], held)
-            if not isinstance(to, tk.Pair):
-                there = to[None, tk.thread_in_warpgroup(), i]
-                cute.autovec_copy(there, four)
-            for e in range(2):
-                at, x, y = 2 * i + e, Float32(held[e]), Float32(held[2 + e])
-                c, d = other.real.tensor[at], other.imag.tensor[at]
-                real, imag = by * (x * c + y * d), by * (x * d - y * c)
-                if isinstance(to, tk.Pair):
-                    to.real.tensor[at], to.imag.tensor[at] = to.real.tensor[at] + real, to.imag.tensor[at] + imag
-                else:
-                    four[2 * e], four[2 * e + 1] = four[2 * e] + real, four[2 * e + 1] - imag
-            if not isinstance(to, tk.Pair):
-                cute.autovec_copy(four, there)
+    def back(self, to: tk.RowVec, of_v, of_w):
+        """What a product of spectra is multiplied by: what both were divided by."""
+        for r in range(2):
+            to.tensor[r] = power_of(self.of_both(of_v, of_w, r) - 2 * (BIAS + ABOVE))
 
     @cute.jit
-    def forth(self, acc: tk.Pair, narrow: tk.Pair, g: Given, s: Shared, what):
-        """acc = the spectrum of v or of w. what: (place, is it w?, warpgroup)"""
-        (place, of_w, wg), n = what, self.spec.tiles
-        tiles = [s.tiles[n * wg + i] for i in range(n)]
-        self.load(g, s, place, (tiles, 1 + wg), of_w)
+    def forth(self, acc: tk.Pair, g: Given, s: Shared, asked, what):
+        """acc, woven = the spectrum of v or of w, of the numbers asked for; then the next ones are. what: (`Work`,
+        (head, tile, block) of the next ones, largest magnitudes of v, those of w, or None where v is transformed)"""
+        (w, following, of_v, of_w), narrow, n = what, tk.pair(COLS, Float16), self.spec.tiles
+        is_w, barrier = of_w is not None, 1 + w.wg
+        of, held = of_w if is_w else of_v, self.held(g, asked, is_w)
+        tiles = [s.tiles[n * (2 * w.wg + is_w) + i] for i in range(n)]
+        self.tokens.note(of, held, s.of_warps)
+        if const_expr(self.spec.rows > 16):
+            tk.sync(barrier, tk.WARPGROUP)
+        self.tokens.largest(of, s.of_warps)
+        for i in cutlass.range_constexpr(n):
+            to = narrow.imag if const_expr(i) else narrow.real
+            self.tokens.scaled(to, held[i], self.factors(of_v, of_w, i))
+            tk.store(tiles[i], to)
+        tk.publish()
+        self.ask(g, asked, following, not is_w)
+        tk.sync(barrier, tk.WARPGROUP)
         self.transform.forth(acc, narrow, tiles, s.factors)
 
-    @cute.jit
-    def load(self, g: Given, s: Shared, place: Place, at, of_w: cutlass.Constexpr):
-        """The tiles of v or of w, scaled, in shared memory. at: (tiles, barrier); what was in the tiles has been
-        used."""
-        (tiles, barrier), n = at, self.spec.tiles
-        x, gate, largest = (g.dy, g.post, s.of_w) if of_w else (g.u, g.pre, s.of_v)
-        values = [cute.make_rmem_tensor((8, 4), Float32) for _ in range(n)]
-        for i in cutlass.range_constexpr(n):
-            self.sequences.load(values[i], x, gate, place, i)
-            self.sequences.largest_of_tile(values[i], s.of_rows, i)
-        tk.sync(barrier, tk.WARPGROUP)
-        self.sequences.largest_of_sequences(s.of_rows, largest)
-        tk.sync(barrier, tk.WARPGROUP)
-        self.put(tiles, values, s, of_w)
-        tk.publish()
-        tk.sync(barrier, tk.WARPGROUP)
+    def factors(self, of_v, of_w, tile):
+        """What a tile of v (of_w: None) or of w is multiplied by, as `Tokens.scaled` takes it."""
+        circular = of_w is not None and not self.spec.causal
+        by = cute.make_rmem_tensor((2 if circular else 1, 2), Float32)
+        for r in range(2):
+            exponent = BIAS + ABOVE
+            if of_w is None:
+                exponent = exponent - self.exponent(of_v, tile, r)
+            else:
+                exponent = exponent + self.exponent(of_v, tile, r) - self.of_both(of_v, of_w, r)
+            by[0, r] = power_of(exponent // 2 if circular else exponent)
+            if circular:
+                by[1, r] = power_of(exponent - exponent // 2)
+        return by
 
-    @cute.jit
-    def put(self, tiles, values, s: Shared, of_w: cutlass.Constexpr):
-        """The input tiles in shared memory, scaled."""
-        for tile in cutlass.range_constexpr(self.spec.tiles):
-            for i in cutlass.range_constexpr(4):
-                row, col = self.sequences.mine(i)
-                if const_expr(of_w):
-                    by = BIAS + ABOVE + self.exponent(s.of_v, tile, row) - self.of_both(s, row)
-                    first, second = power_of(by // 2), power_of(by - by // 2)
-                else:
-                    first, second = power_of(BIAS + ABOVE - self.exponent(s.of_v, tile, row)), Float32(1.0)
-                put_run(tiles[tile], [values[tile][e, i] * first * second for e in range(8)], row, col)
+    def exponent(self, most, tile, r):
+        """Of the largest number of the sequence of one of a thread's rows, as it is taken."""
+        return cutlass.min(cutlass.max(most[r, tile] >> EXPONENT, FIRST), LAST)
 
-    def exponent(self, largest, tile, row):
-        """Of the largest number of a row's sequence, as it is taken."""
-        return cutlass.min(cutlass.max(self.sequences.largest(largest, tile, row) >> EXPONENT, FIRST), LAST)
-
-    def of_both(self, s: Shared, row):
+    def of_both(self, of_v, of_w, r):
         """The exponents of v's and w's largest numbers together; of a pair those of the sequence that has more."""
-        sums = [self.exponent(s.of_v, of, row) + self.exponent(s.of_w, of, row) for of in range(self.spec.tiles)]
+        sums = [self.exponent(of_v, tile, r) + self.exponent(of_w, tile, r) for tile in range(self.spec.tiles)]
         return sums[0] if self.spec.causal else cutlass.max(*sums)

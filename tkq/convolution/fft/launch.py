@@ -19,7 +19,8 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    kernel = "blocks:BlockedFftConv" if spec.blocks > 1 else "kernel:FftConv"
+    kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
+        "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
 
@@ -58,13 +59,17 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
 
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
     """Of the filter, with d in its first tap: (H, blocks, points, 2). Causal ones at frequencies k - 1/4, of part m of
-    several with the taps before it as the negative imaginary part."""
+    several with the taps before it as the negative imaginary part, which those in registers see to themselves."""
     taps = filter_of(g)
     if not spec.causal:
         return torch.view_as_real(torch.fft.fft(taps, spec.points))[:, None]
     by = quarter(spec.points, taps.device)
     if spec.blocks == 1:
         return torch.view_as_real(torch.fft.fft(taps * by[:taps.shape[1]], spec.points))[:, None]
+    if spec.in_registers:
+        n = spec.blocks * spec.points
+        taps = taps if taps.shape[1] == n else torch.nn.functional.pad(taps, (0, n - taps.shape[1]))
+        return torch.view_as_real(torch.fft.fft(taps.unflatten(1, (spec.blocks, spec.points)) * by))
     taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
     taps = taps.view(len(taps), spec.blocks + 1, spec.points)
     return torch.view_as_real(torch.fft.fft(torch.complex(taps[:, 1:], -taps[:, :-1]) * by))
@@ -114,10 +119,12 @@ def _filter_gradient(g, dy):
     splits = splits_of(spec, config, B, H)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
     launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
-    # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
+    # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head; of columns the
+    # first half are even frequencies
     tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
         H, lags, splits * spec.transforms, spec.rows, 64, 2)
-    spectra = torch.view_as_complex(tiles.sum(2).transpose(2, 3).reshape(H, lags, spec.points, 2))
+    tiles = tiles.sum(2).view(H, lags, spec.rows, 2, 32, 2).permute(0, 1, 4, 3, 2, 5)
+    spectra = torch.view_as_complex(tiles.reshape(H, lags, spec.points, 2))
     found = torch.fft.ifft(spectra) * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
     if not g.causal:
         return found[:, 0].real

@@ -8,9 +8,14 @@ SMS = 132
 
 
 def plan(spec: FftSpec, batch: int) -> FftConfig:
-    """As many warpgroups as there are tiles of a head, up to 3: a fourth would leave each thread too few registers. Of
-    several blocks up to 2, which have a spectrum in registers; split, up to 2 as well."""
-    return FftConfig(min(2 if spec.blocks > 1 or spec.split else 3, max(1, tiles_of(spec, batch))))
+    """As many warpgroups as there are tiles of a head, up to a few. In registers up to 4, or 3 where there is no room
+    for a fourth's: of two blocks, and circular ones with gates, or in fp16, whose tables are larger. Others up to 2."""
+    if not spec.in_registers:
+        most = 2
+    else:
+        large = not spec.causal and (spec.exact or spec.pre or spec.post)
+        most = 3 if spec.blocks > 1 or large else 4
+    return FftConfig(min(most, max(1, tiles_of(spec, batch))))
 
 
 def tiles_of(spec: FftSpec, batch: int) -> int:

@@ -68,6 +68,16 @@ class FftSpec:
         return max(0, self.blocks - 2)
 
     @property
+    def exact(self) -> bool:
+        """Are factors between products fp32? A bf16 result is rounded more coarsely than fp16 ones are."""
+        return self.dtype != "bf16"
+
+    @property
+    def in_registers(self) -> bool:
+        """Does a warpgroup have all of its sequences' tokens in registers? See `in_registers.InRegisters`."""
+        return not self.split and self.blocks <= (1 if self.exact else 2)
+
+    @property
     def transforms(self) -> int:
         """Of a tile, or of two."""
         return ROWS // self.rows

@@ -23,6 +23,12 @@ EXPONENT = 23  # where it begins in an fp32
 INFINITE = 0x7F800000  # and above: NaN
 
 
+def token_of(col):
+    """The token of a row, 0 to 63, that is in a column of a tile of `tokens.Tokens`."""
+    at = col % 32
+    return col - at + at // 2 % 4 * 8 + at // 8 * 2 + at % 2
+
+
 def root(i, n: int):
     """(cos, sin) of 2 pi i / n, i an int at run time; n a power of 2."""
     i = i & (n - 1)
@@ -65,11 +71,15 @@ def series(x):
 
 
 class Tables:
-    """Of a spec; `me` of `threads` threads call each function together."""
+    """Of a spec; `me` of `threads` threads call each function together. halves: are spectra those of `Halves`?"""
 
-    def __init__(self, spec, threads: int):
-        self.spec, self.threads = spec, threads
+    def __init__(self, spec, threads: int, halves: bool = False):
+        self.spec, self.threads, self.halves = spec, threads, halves
         self.root = exact_root if spec.split else root
+
+    def frequency(self, col):
+        """k2 of a column: of two halves the even ones are first."""
+        return col if not self.halves else cutlass.select_(col < COLS // 2, 2 * col, 2 * col - COLS + 1)
 
     def shifted(self, k1):
         """(4 r, 4), or (r, 1): the row's frequency r as a fraction."""
@@ -110,6 +120,19 @@ class Tables:
                 low.real.tensor[m, k] = rest(c, dtype)
                 low.imag.tensor[m, k], low.minus.tensor[m, k] = rest(-s, dtype), rest(s, dtype)
 
+    @cute.jit
+    def fill_halves(self, to, me):
+        """Factors from the right of `Halves`: of even frequencies w(32)^(n k), of odd ones w(64)^(n (2 k + 1)), each a
+        matrix of real numbers; points n in the order of `token_of`. to: two tiles."""
+        half, dtype = COLS // 2, to.type.dtype
+        for at in cutlass.range(me, COLS * COLS, self.threads, unroll=1):
+            m, k = at // COLS, at % COLS
+            for odd in cutlass.range_constexpr(2):
+                c, s = self.root(token_of(m % half) * (2 * (k % half) + odd), COLS)
+                other = cutlass.select_(m < half, -s, s)
+                here = cutlass.select_((m < half) == (k < half), c, other)
+                to[odd].tensor[m, k] = dtype(here * Float32(COLUMN_SCALE))
+
     @property
     def each(self):
         """How many of a table's elements a warpgroup's thread fills."""
@@ -131,6 +154,60 @@ class Tables:
             tk.fill_powers(to, factor)
 
     @cute.jit
+    def fill_all_twiddles(self, to: cute.Tensor):
+        """The same of each element, columns in the order of `token_of`. to: fp16 or fp32, of the layout
+        `tkq.tile.woven.woven_factors`."""
+        for j in cutlass.range(self.each, unroll=1):
+            i = self._mine(j)
+            row, col = tk.factor_place(i)
+            r, parts = self.shifted(row % self.spec.rows)
+            roots = [self.root(r * token_of(col + e), parts * self.spec.points) for e in range(2)]
+            self.leave(to[None, tk.thread_in_warpgroup(), i], [roots[0][0], -roots[0][1], roots[1][0], -roots[1][1]])
+
+    def leave(self, to: cute.Tensor, four):
+        """Real and imaginary parts of two neighbours in a table."""
+        if to.element_type is not Float32:
+            cute.autovec_copy(tk.narrow_four(four, to.element_type), to)
+            return
+        held = cute.make_rmem_tensor((4,), Float32)
+        for e in range(4):
+            held[e] = four[e]
+        cute.autovec_copy(held, to)
+
+    @cute.jit
+    def fill_spectra_at_once(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
+        """As `fill_spectra`, which reads numbers once, all of them before any is used. Of two parts f and g the second
+        one is that of g - i f, G - i F; spectra has F and G.
+
+        to: of the layout `tkq.tile.woven.woven_factors`, and parts, once all have done with what it has. The block's
+        threads meet before, in between, and behind."""
+        parts, most = cute.size(to, mode=[3]), Int32(0)
+        held = cute.make_rmem_tensor((4, self.each * parts), Float32)
+        for j in cutlass.range_constexpr(self.each * parts):
+            self.gather(held[None, j], spectra[j // self.each, None, None], self._mine(j % self.each))
+        sign = -1.0 if self.spec.conjugate else 1.0  # of imaginary parts as they are held
+        for j in cutlass.range_constexpr(self.each, self.each * parts):
+            for e in cutlass.range_constexpr(2):
+                real, imag = held[2 * e, j - self.each], held[2 * e + 1, j - self.each]
+                held[2 * e, j] = held[2 * e, j] + imag * sign
+                held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
+        for i in cutlass.range_constexpr(4 * self.each * parts):
+            most = cutlass.max(most, magnitude(held[i]))
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()
+        tk.sync_block()
+        if tk.lane_id() == 0:
+            largest[warp] = most
+        tk.sync_block()
+        for w in cutlass.range_constexpr(self.threads // 32):
+            most = cutlass.max(most, largest[w])
+        down, up = power(most, 0)
+        for j in cutlass.range_constexpr(self.each * parts):
+            there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
+            self.leave(there, [held[e, j] * down for e in range(4)])
+        tk.sync_block()
+        return up
+
+    @cute.jit
     def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
         """The filter's, of each of its parts, divided by a power of 2 near the largest number of all. to: of the layout
         `factors`, and parts. spectra: (parts, points, 2) fp32. largest: an int for each warp.
@@ -141,7 +218,7 @@ class Tables:
         parts, narrow = cute.size(to, mode=[3]), to.element_type is not Float32
         for part in cutlass.range(parts, unroll=1):
             for j in cutlass.range_constexpr(self.each):
-                self.gather(four, spectra, part, self._mine(j))
+                self.gather(four, spectra[part, None, None], self._mine(j))
                 for e in cutlass.range_constexpr(4):
                     most = cutlass.max(most, magnitude(four[e]))
         most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
@@ -153,7 +230,7 @@ class Tables:
         down, up = power(most, 0)
         for part in cutlass.range(parts, unroll=1):
             for j in cutlass.range_constexpr(self.each):
-                self.gather(four, spectra, part, self._mine(j))
+                self.gather(four, spectra[part, None, None], self._mine(j))
                 for e in cutlass.range_constexpr(4):
                     four[e] = four[e] * down
                 there = to[None, tk.thread_in_warpgroup(), self._mine(j), part]
@@ -164,14 +241,14 @@ class Tables:
         return up
 
     @cute.jit
-    def gather(self, four: cute.Tensor, spectra: cute.Tensor, part, i):
-        """A thread's i-th two numbers of a part's spectrum."""
+    def gather(self, four: cute.Tensor, spectrum: cute.Tensor, i):
+        """A thread's i-th two numbers of a spectrum."""
         spec = self.spec
         row, col = tk.factor_place(i)
         for e in cutlass.range_constexpr(2):
-            at = row % spec.rows + spec.rows * (col + e)
-            imag = spectra[part, at, 1]
-            four[2 * e], four[2 * e + 1] = spectra[part, at, 0], -imag if spec.conjugate else imag
+            at = row % spec.rows + spec.rows * self.frequency(col + e)
+            imag = spectrum[at, 1]
+            four[2 * e], four[2 * e + 1] = spectrum[at, 0], -imag if spec.conjugate else imag
 
 
 def rest(x, dtype):
