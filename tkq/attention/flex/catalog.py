@@ -75,9 +75,9 @@ def shipped() -> list:
 def _of_backward(spec, config):
     out = "STG.E.128" if config.store_from_registers else "UTMASTG"
     return Expectation(
-        # beside a slope values wait on the stack that are needed once in a task, and two once in a tile; of tiles of
+        # beside a slope values wait on the stack that are needed once in a task, and four once in a tile; of tiles of
         # 128 queries two
-        tensor=24, local_memory=32 if spec.joint is not None else 4 if spec.width == 64 else 0,
+        tensor=24, local_memory=40 if spec.joint is not None else 4 if spec.width == 64 else 0,
         instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
