@@ -10,6 +10,7 @@ def _of(file, *names):
 
 
 GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
+ALIBI = _of(FORWARD, "test_gallery[alibi_causal]")
 CAP = _of(FORWARD, "test_far_from_a_softcap")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
@@ -42,6 +43,14 @@ MUTANTS = (
         ("far_scores_are_near", "return cute.arch.vote_all_sync(top <= Float32(1.0))",
          "return cute.arch.vote_all_sync(top <= Float32(9.0))",
          _of(FORWARD, "test_far_from_a_softcap_of_biases --slow"))),
+    *family(
+        "flex", "tkq/attention/flex/linear_scores.py",
+        ("biases_of_the_first_column", "view[r, j] = cute.math.fma(view[r, j], g.score_scale, columns[j])",
+         "view[r, j] = cute.math.fma(view[r, j], g.score_scale, columns[0])", ALIBI),
+        ("biases_of_the_first_row", "regs.shift.tensor[r] = exponents.bias[r] - regs.max.tensor[r]",
+         "regs.shift.tensor[r] = exponents.bias[0] - regs.max.tensor[r]", ALIBI),
+        ("biases_do_not_move_max", "return cute.math.fma(s, Float32(LOG2E), self.bias[r])",
+         "return s * Float32(LOG2E)", _of(FORWARD, "test_biases_that_grow"))),
     *family(
         "flex", "tkq/attention/flex/capped.py",
         ("far_scores_under_a_cap_are_near",

@@ -214,6 +214,15 @@ def test_far_from_a_softcap():
     assert (~o.isfinite().all(3)).nonzero().tolist() == [[0, 2, 300]]
 
 
+def test_biases_that_grow():
+    """Far beyond what exponents hold, to either side, with scores that are all negative: of the gallery's kernel."""
+    q, k, v = make(576, 576)
+    for slopes in (3.0, -3.0, 0.02):
+        given = torch.full((H,), slopes, device="cuda")
+        check(q, k, v, gallery.alibi(given), gallery.causal, what=f"slopes of {slopes}")
+        check(q.abs(), -k.abs(), v, gallery.alibi(given), gallery.causal, what=f"negative, slopes of {slopes}")
+
+
 @pytest.mark.slow
 def test_far_from_a_softcap_of_biases():
     """Where other terms follow the softcap."""
