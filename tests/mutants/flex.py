@@ -10,6 +10,8 @@ def _of(file, *names):
 
 
 GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
+ALIBI = _of(FORWARD, "test_gallery[alibi_causal]")
+CAP = _of(FORWARD, "test_far_from_a_softcap")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
 SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes --slow"), _of(FORWARD, "test_rows_of_no_block")
@@ -33,13 +35,32 @@ MUTANTS = (
         ("empty_rows_keep_nan", "if empty:", "if empty & (r > 1):", EMPTY),
         ("keys_behind_the_end_of_full_tiles", "if g.tasks.rows_k % (self.config.kv * self.spec.kv_per) != 0:",
          "if g.tasks.rows_k < 0:", LENGTHS),
-        ("nothing_is_the_least", "LOWEST = -3.4028234663852886e38", "LOWEST = -float(\"inf\")", EMPTY),
+        ("nothing_is_the_least", "LOWEST = -3.4028234663852886e38  # of float32's numbers",
+         "LOWEST = -float(\"inf\")", EMPTY),
         ("empty_tasks_see_keys", "if regs.task[\"n_masked_right\"] < 0:",
          "if regs.task[\"n_masked_right\"] < -1:", NO_BLOCK),
         ("rows_of_the_first_warpgroup", "row = regs.task[\"tile\"] * self.config.rows + regs.wg * 64 + tk.first_row()",
          "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY),
         ("far_scores_are_near", "return cute.arch.vote_all_sync(top <= Float32(1.0))",
-         "return cute.arch.vote_all_sync(top <= Float32(9.0))", _of(FORWARD, "test_far_from_a_softcap"))),
+         "return cute.arch.vote_all_sync(top <= Float32(9.0))",
+         _of(FORWARD, "test_far_from_a_softcap_of_biases --slow"))),
+    *family(
+        "flex", "tkq/attention/flex/linear_scores.py",
+        ("biases_of_the_first_column", "view[r, j] = cute.math.fma(view[r, j], g.score_scale, columns[j])",
+         "view[r, j] = cute.math.fma(view[r, j], g.score_scale, columns[0])", ALIBI),
+        ("biases_of_the_first_row", "regs.shift.tensor[r] = exponents.bias[r] - regs.max.tensor[r]",
+         "regs.shift.tensor[r] = exponents.bias[0] - regs.max.tensor[r]", ALIBI),
+        ("biases_do_not_move_max", "return cute.math.fma(s, Float32(LOG2E), self.bias[r])",
+         "return s * Float32(LOG2E)", _of(FORWARD, "test_biases_that_grow"))),
+    *family(
+        "flex", "tkq/attention/flex/capped.py",
+        ("far_scores_under_a_cap_are_near",
+         "near = (top <= numbers.limit) & (cute.math.absf(low) <= numbers.limit)",
+         "near = (top <= numbers.limit * 9) & (cute.math.absf(low) <= numbers.limit * 9)", CAP),
+        ("low_scores_under_a_cap_are_near",
+         "near = (top <= numbers.limit) & (cute.math.absf(low) <= numbers.limit)", "near = top <= numbers.limit", CAP),
+        ("caps_of_any_sign", "plain = (cap * by > 0) & (size > SMALL) & (size < LARGE) & "
+         "(cute.math.absf(cap) < LARGE)", "plain = size > SMALL", CAP)),
     *family(
         "flex", "tkq/attention/flex/roles.py",
         ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", FULL),
@@ -55,8 +76,10 @@ MUTANTS = (
         ("values_of_the_first_lanes",
          "value = from_lane(values[j // 2 % 2 * 2 + j % 2], 8 * part + 4 * (j // 4) + tk.lane_id() % 4)",
          "value = from_lane(values[j // 2 % 2 * 2 + j % 2], 4 * (j // 4) + tk.lane_id() % 4)",
-         GALLERY),
-        ("limits_a_column_early", "past = _below(limit + Int64(1))", "past = _below(limit)",
+         _of(FORWARD, "test_gallery[natten] --slow")),
+        ("the_first_lane_s_number_alone", "left[0] = select(here, left[0] & Int32(2 - r), left[0])",
+         "left[0] = Int32(0)", GALLERY),
+        ("limits_a_column_early", "past = _below(limit + type(limit)(1))", "past = _below(limit)",
          GALLERY),
         ("columns_of_half_the_lanes", "for offset in (4, 8, 16):", "for offset in (4, 8):",
          GALLERY)),

@@ -1,4 +1,4 @@
-"""Scores under a softcap, by their steps in float32, against float64."""
+"""Scores under a softcap, by their steps in float32, against float64; which biases are of even steps."""
 from types import SimpleNamespace
 
 import numpy
@@ -9,6 +9,7 @@ from tkq.attention.flex import capped
 from tkq.attention.flex.catalog import alibi, softcap
 from tkq.attention.flex.emit import terms_of
 from tkq.attention.flex.functions.trace import trace
+from tkq.attention.flex.linear_scores import slopes_of
 
 F32, F64 = numpy.float32, numpy.float64
 LOG2E = F64(numpy.log2(numpy.e))
@@ -41,10 +42,10 @@ def test_as_exact_as_the_log_sum_exp_needs(exponents, cap, scale):
     assert abs(numbers.limit * abs(scale / cap) - 1) < 1e-6
     s = numpy.concatenate([numpy.geomspace(1e-12, 1, 100001), -numpy.linspace(1e-3, 1, 10001)]) * F64(numbers.limit)
     s = s.astype(F32)
-    found = capped.Exponents(numbers.square, numbers.by, numbers.plus).of(s)
+    found = capped.Exponents(numbers.square, numbers.by, numbers.plus).of(0, s)
     wanted = cap * numpy.tanh(F64(s) * F64(F32(scale)) / F64(F32(cap))) * LOG2E
     assert found.dtype == F32 and (numpy.abs(found - wanted) <= 1.6e-5 * numpy.abs(wanted)).all()
-    hidden = capped.Exponents(numbers.square, numbers.by, numbers.plus).of(F32(-numpy.inf))
+    hidden = capped.Exponents(numbers.square, numbers.by, numbers.plus).of(0, F32(-numpy.inf))
     assert hidden == -numpy.inf
 
 
@@ -77,3 +78,18 @@ def test_terms():
     assert of(lambda s, b, h, q, kv: s - 0.5 * (q - kv) + bias[h] * q) == 2
     assert of(lambda s, b, h, q, kv: torch.floor(0.1 * kv) + s) == 0
     assert of(lambda s, b, h, q, kv: s + torch.where(0.1 * kv > q, 0.1 * kv, 0.0)) == 0
+
+
+def test_slopes():
+    """Biases that grow evenly with the key, by numbers that a head's scores share."""
+    bias, ids = torch.zeros(9), torch.zeros(9, dtype=torch.int32)
+    of = lambda score_mod: slopes_of(trace("score_mod", score_mod).graph)
+    assert [times for _, times in slopes_of(alibi())] == [1]
+    assert {times for _, times in of(lambda s, b, h, q, kv: bias[q] + s - bias[h] * (q - kv) - kv * 0.25)} == {1, -1}
+    assert [times for _, times in of(lambda s, b, h, q, kv: s + 0.5 * (q - kv) - bias[h] * q)] == [-1]
+    for other in (lambda s, b, h, q, kv: s + bias[kv], lambda s, b, h, q, kv: s + bias[q],
+                  lambda s, b, h, q, kv: bias[h] * (q - kv) - s, lambda s, b, h, q, kv: s + s + 0.5 * kv,
+                  lambda s, b, h, q, kv: s * 2 + 0.5 * kv, lambda s, b, h, q, kv: s + bias[q] * kv,
+                  lambda s, b, h, q, kv: s + bias[h] * (q - kv).abs(), lambda s, b, h, q, kv: s + bias[h] * ids[kv],
+                  lambda s, b, h, q, kv: 0.5 * kv + bias[h]):
+        assert not of(other)

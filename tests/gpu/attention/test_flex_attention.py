@@ -207,9 +207,29 @@ def test_far_from_a_softcap():
     q[:, 0] *= 0.02
     q[:, 1, ::3] *= 0.02
     check(q, k, v, gallery.softcap(20.0), gallery.causal)
+    check(q.abs(), -k.abs(), v, gallery.softcap(20.0), gallery.causal, what="low")
+    check(q, k, v, gallery.softcap(20.0), gallery.causal, what="turned", scale=-0.1)
     q[0, 2, 300], q[1, 3, 400, 7] = math.nan, math.inf
     o = tkq.flex_attention(q, k, v, gallery.softcap(20.0), mask_of(gallery.causal, 576, 576))
     assert (~o.isfinite().all(3)).nonzero().tolist() == [[0, 2, 300]]
+
+
+def test_biases_that_grow():
+    """Far beyond what exponents hold, to either side, with scores that are all negative: of the gallery's kernel."""
+    q, k, v = make(576, 576)
+    for slopes in (3.0, -3.0, 0.02):
+        given = torch.full((H,), slopes, device="cuda")
+        check(q, k, v, gallery.alibi(given), gallery.causal, what=f"slopes of {slopes}")
+        check(q.abs(), -k.abs(), v, gallery.alibi(given), gallery.causal, what=f"negative, slopes of {slopes}")
+
+
+@pytest.mark.slow
+def test_far_from_a_softcap_of_biases():
+    """Where other terms follow the softcap."""
+    q, k, v = make(300, 300, scale=4.0)
+    q[:, 1, ::3] *= 0.02
+    slopes = torch.rand(H, device="cuda")
+    check(q, k, v, lambda s, b, h, q, kv: 20 * torch.tanh(s / 20) + slopes[h] * (kv - q), gallery.causal)
 
 
 def test_same_bits_and_graphs():

@@ -54,13 +54,13 @@ class Numbers(NamedTuple):
 
 
 class Exponents(NamedTuple):
-    """What ``Numbers`` say, of a tile's scores."""
+    """What ``Numbers`` say, of a tile's scores. of: the exponent that a value in S stands for, in row r."""
 
     square: Any
     by: Any
     plus: Any
 
-    def of(self, s):
+    def of(self, r, s):
         return s * self.factor(s)
 
     def factor(self, s):
@@ -88,8 +88,12 @@ class CappedScores:
                        exponent * Float32(BY) * inverse, exponent * Float32(PLUS) * by,
                        select(plain, cute.math.absf(inverse), Float32(-1.0)))
 
+    def ready(self, numbers: Numbers, inputs) -> Numbers:
+        """Nothing is made of a tile before its scores are there."""
+        return numbers
+
     @cute.jit
-    def look(self, g, regs, numbers, now, elements: cutlass.Constexpr):
+    def take(self, g, regs, numbers: cutlass.Constexpr, now, elements: cutlass.Constexpr):
         """now: of this tile ``by`` and ``plus``, and of either row what ``largest_of_bits`` says of its scores, and
         perhaps of some behind the keys. elements: of each score its place and the function's other inputs."""
         rows, now[0], now[1] = self.rows(regs), numbers.by, numbers.plus
@@ -121,12 +125,15 @@ class CappedScores:
     def exponents(numbers, now) -> Exponents:
         return Exponents(numbers.square, now[0], now[1])
 
+    def shift(self, regs, exponents):
+        """Max itself is what is subtracted."""
+
     def out_of_range(self, regs, exponents, now):
         """As ``Softmax.out_of_range``."""
         found = Boolean(False)
         for r in range(2):
             row_max = regs.max.tensor[r]
-            found = found | (row_max < -RESCALE_THRESHOLD) | (exponents.of(now[2 + r]) - row_max > RESCALE_THRESHOLD)
+            found = found | (row_max < -RESCALE_THRESHOLD) | (exponents.of(r, now[2 + r]) - row_max > RESCALE_THRESHOLD)
         return cute.arch.vote_any_sync(found)
 
     def exponentials(self, regs, exponents):

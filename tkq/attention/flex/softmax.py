@@ -7,15 +7,24 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.flex.capped import CappedScores, softcap_of
 from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
+from tkq.attention.flex.linear_scores import LinearScores, slopes_of
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
 
 LOWEST = -3.4028234663852886e38  # of float32's numbers
 
 
+def special(graph, columns):
+    """What makes exponents of Q @ K.T by fewer instructions than node by node; None of most graphs. columns: of a
+    thread."""
+    if softcap_of(graph):
+        return CappedScores(graph)
+    return LinearScores(graph, columns) if slopes_of(graph) else None
+
+
 class Known(NamedTuple):
     """Of a task. score: what is made of the score function of what needs neither scores nor rows nor keys, or the
-    numbers of ``CappedScores``; rows: of ``Look``. None where that is nothing."""
+    numbers of what is ``special``; rows: of ``Look``. None where that is nothing."""
 
     score: Any
     rows: Any
@@ -29,8 +38,8 @@ class FlexSoftmax:
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
         self.look_at = Look(spec.mask, "kv")
         scored = spec.score is not None
-        self.capped = CappedScores(spec.score) if scored and softcap_of(spec.score) else None
-        self.near = near_arguments(spec.score) if scored and not self.capped else ()
+        self.special = special(spec.score, config.kv // 4) if scored else None
+        self.near = near_arguments(spec.score) if scored and not self.special else ()
 
     def first(self, g, regs, tile, seen, graph):
         """The first tile of keys of a task. seen: of ``look``; graph: of ``ready``."""
@@ -39,7 +48,7 @@ class FlexSoftmax:
         now = self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
         self.end_of_keys(g, regs, tile, self.keys_of(g, regs))
-        exponents = self.capped and self.capped.exponents(graph, now)
+        exponents = self.special and self.special.exponents(graph, now)
         self.move(g, regs, exponents)
         self.exponentials(g, regs, exponents)
 
@@ -51,11 +60,11 @@ class FlexSoftmax:
         self.mask(regs, seen, masked)
         if masked or self.spec.score is not None:
             self.end_of_keys(g, regs, tile, g.tasks.rows_k)
-        exponents = self.capped and self.capped.exponents(graph, now)
-        if self.capped:
+        exponents = self.special and self.special.exponents(graph, now)
+        if self.special:
             if masked:
-                self.capped.tops(regs, now)
-            moved = self.capped.out_of_range(regs, exponents, now)
+                self.special.tops(regs, now)
+            moved = self.special.out_of_range(regs, exponents, now)
         else:
             moved = self.online.out_of_range(g, regs)
         self.move_if(g, regs, moved, exponents)
@@ -63,8 +72,8 @@ class FlexSoftmax:
         return moved
 
     def exponentials(self, g, regs, exponents):
-        if self.capped:
-            self.capped.exponentials(regs, exponents)
+        if self.special:
+            self.special.exponentials(regs, exponents)
         else:
             self.online.exponentials(g, regs, guarded=False)
 
@@ -79,9 +88,9 @@ class FlexSoftmax:
         online, lowest = self.online, Float32(LOWEST)
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
-        if self.capped:
+        if self.special:
             for r in range(2):
-                regs.shift.tensor[r] = exponents.of(regs.shift.tensor[r])
+                regs.shift.tensor[r] = exponents.of(r, regs.shift.tensor[r])
         else:
             tk.mul(regs.shift, regs.shift, g.scale)
         online.raise_max(regs)
@@ -90,6 +99,8 @@ class FlexSoftmax:
         tk.sub(regs.correct, regs.correct, regs.max)
         tk.exp2(regs.correct, regs.correct)
         tk.mul(regs.norm, regs.norm, regs.correct)
+        if self.special:
+            self.special.shift(regs, exponents)
 
     def place(self, regs, tile):
         """(batch, head, the thread's first row, its first column) of a tile of scores."""
@@ -106,28 +117,31 @@ class FlexSoftmax:
         rows = self.look_at.of_rows(g.mask, shared, self.place(regs, Int32(0))[2])
         if self.spec.score is None or self.near:
             return Known(None, rows)
-        if self.capped:
-            return Known(self.capped.numbers(g, shared), rows)
+        if self.special:
+            return Known(self.special.numbers(g, shared), rows)
         graph = Emitted(self.spec.score, g.score, sums=True)
         graph.prepare("score", "q", "kv", **shared)
         return Known(graph, rows)
 
     def ready(self, regs, tile, known: Known):
         """The score function, of which is made what needs no score and no key: before the scores are there."""
-        if known.score is None or self.capped:
-            return known.score
-        place, graph = self.place(regs, tile), known.score.again()
+        place = self.place(regs, tile)
+        if self.special:
+            return self.special.ready(known.score, lambda r, j: self.inputs(place, r, j))
+        if known.score is None:
+            return None
+        graph = known.score.again()
         for r in range(2):
             inputs = self.inputs(place, r, 0)
             graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
         return graph
 
     def score(self, g, regs, tile, graph):
-        """The result: what ``CappedScores`` keeps of a tile, or None."""
+        """The result: what is kept of a tile where that is ``special``."""
         now = None
-        if self.capped:
+        if self.special:
             now, place = cute.make_rmem_tensor((4,), Float32), self.place(regs, tile)
-            self.capped.look(g, regs, graph, now, [((r, j), self.inputs(place, r, j))
+            self.special.take(g, regs, graph, now, [((r, j), self.inputs(place, r, j))
                                                    for j in range(regs.s.cols // 4) for r in range(2)])
         elif self.near:
             self.near_or_far(g, regs, tile)
