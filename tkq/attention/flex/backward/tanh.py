@@ -2,10 +2,8 @@
 import cutlass.cute as cute
 from cutlass import Float32
 
+from tkq.attention.flex.capped import BY, PLUS, SQUARE
 from tkq.attention.flex.emit import Scaled
-
-# tanh(x) / x for |x| <= 1 is PLUS + BY / (SQUARE + x ** 2): a relative error of 1.5e-5
-PLUS, BY, SQUARE = 0.16116185, 2.1128730, 2.5188534
 
 
 def sole_tanh(joint):
@@ -61,6 +59,6 @@ class Tanh:
 
 
 def near_tanh(x):
-    """Of a number from -1 to 1."""
+    """Of a number from -1 to 1: see ``capped``."""
     inverse = cute.arch.rcp_approx(cute.math.fma(x, x, Float32(SQUARE)))
     return x * cute.math.fma(inverse, Float32(BY), Float32(PLUS))
