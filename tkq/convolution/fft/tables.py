@@ -193,14 +193,8 @@ class Tables:
                 held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
         for i in cutlass.range_constexpr(4 * self.each * parts):
             most = cutlass.max(most, magnitude(held[i]))
-        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()
         tk.sync_block()
-        if tk.lane_id() == 0:
-            largest[warp] = most
-        tk.sync_block()
-        for w in cutlass.range_constexpr(self.threads // 32):
-            most = cutlass.max(most, largest[w])
-        down, up = power(most, 0)
+        down, up = power(self.largest_of_block(most, largest), 0)
         for j in cutlass.range_constexpr(self.each * parts):
             there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
             self.leave(there, [held[e, j] * down for e in range(4)])
@@ -221,13 +215,7 @@ class Tables:
                 self.gather(four, spectra[part, None, None], self._mine(j))
                 for e in cutlass.range_constexpr(4):
                     most = cutlass.max(most, magnitude(four[e]))
-        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
-        if tk.lane_id() == 0:
-            largest[warp] = most
-        tk.sync_block()
-        for w in cutlass.range_constexpr(self.threads // 32):
-            most = cutlass.max(most, largest[w])
-        down, up = power(most, 0)
+        down, up = power(self.largest_of_block(most, largest), 0)
         for part in cutlass.range(parts, unroll=1):
             for j in cutlass.range_constexpr(self.each):
                 self.gather(four, spectra[part, None, None], self._mine(j))
@@ -239,6 +227,17 @@ class Tables:
                 else:
                     cute.autovec_copy(four, there)
         return up
+
+    @cute.jit
+    def largest_of_block(self, most, largest: cute.Tensor):
+        """The largest of what the block's threads have, by an int for each warp; they meet once."""
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
+        if tk.lane_id() == 0:
+            largest[warp] = most
+        tk.sync_block()
+        for w in cutlass.range_constexpr(self.threads // 32):
+            most = cutlass.max(most, largest[w])
+        return most
 
     @cute.jit
     def gather(self, four: cute.Tensor, spectrum: cute.Tensor, i):
