@@ -3,8 +3,8 @@
 Of a pair of 64 columns the sums and the differences of columns 32 apart are transformed each by itself: even
 frequencies are the transform of the sums, odd ones that of the differences, with the factors that these need in the
 matrix. A complex product of 32 points is one real product of 64: the real and the imaginary parts side by side, by a
-matrix of four blocks, ((c, s), (-s, c)). A pair in that order is *woven*: `real` has the sums or even frequencies, `imag` the
-differences or odd ones, columns 0 to 31 of each the real parts, 32 to 63 the imaginary ones.
+matrix of four blocks, ((c, s), (-s, c)). A pair in that order is *woven*: `real` has the sums or even frequencies,
+`imag` the differences or odd ones, columns 0 to 31 of each the real parts, 32 to 63 the imaginary ones.
 
 Factors of tables are fp16, and so is all that is reckoned with them, two numbers an instruction; or both are fp32, and
 results are rounded once. Each thread, its own elements, throughout.
