@@ -58,7 +58,8 @@ MUTANTS = (
          "cutlass.select_(last, w.next_first, tile))", IN_TURN),
         ("next_head_is_this_one", "self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),",
          "self.ask(g, asked, w.head,", IN_TURN),
-        ("first_block_forgotten", "more=(s.before, s.spectra[None, None, None, 1]))", "more=())", TWO)),
+        ("first_block_forgotten", "woven.woven_mul(narrow, acc, of(0), part, more=(s.before, of(1)))",
+         "woven.woven_mul(narrow, acc, of(0), part)", TWO)),
     *family(
         "fft", "tkq/convolution/fft/blocks.py",
         ("first_block_in_every_place", "tk.complex_mul_table(acc, first, part(j), True)",

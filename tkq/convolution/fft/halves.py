@@ -36,7 +36,8 @@ class Halves:
 
     @cute.jit
     def forth(self, spectrum: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16."""
+        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16. Its first
+        half is there after ``mma_wait(1)``, its second one after ``mma_wait``."""
         for tile in cutlass.range_constexpr(self.spec.tiles):
             product = tk.mma_AB if tile else tk.mm_AB
             product(spectrum.real, f.rows[2 * tile], tiles[tile])
@@ -45,15 +46,19 @@ class Halves:
         woven.weave(narrow, spectrum, f.twiddles)
         tk.mm_AB(spectrum.real, narrow.real, f.columns[0])
         tk.mm_AB(spectrum.imag, narrow.imag, f.columns[1])
-        tk.mma_wait()
+
+    @cute.jit
+    def half_back(self, between: tk.Pair, narrow: tk.Pair, f: Factors, part: cutlass.Constexpr):
+        """The inverse transform of a half of a woven spectrum, narrow, fp16; it is there after ``mma_wait``."""
+        if const_expr(part):
+            tk.mm_ABt(between.imag, narrow.imag, f.columns[1])
+        else:
+            tk.mm_ABt(between.real, narrow.real, f.columns[0])
 
     @cute.jit
     def back(self, between: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """What a product from the left makes the output tiles of, in two tiles in shared memory, which nobody reads;
-        narrow: a woven spectrum, fp16. The warpgroup's threads meet behind."""
-        tk.mm_ABt(between.real, narrow.real, f.columns[0])
-        tk.mm_ABt(between.imag, narrow.imag, f.columns[1])
-        tk.mma_wait()
+        """What a product from the left makes the output tiles of, of the halves that are back, in two tiles in shared
+        memory, which nobody reads; narrow: registers in between, fp16. The warpgroup's threads meet behind."""
         woven.unweave(narrow, between, f.twiddles)
         tk.store(tiles[0], narrow.real)
         tk.store(tiles[1], narrow.imag)
