@@ -7,7 +7,8 @@ NUMERICS, TWO, BLOCKS, NAN, NAN_SPLIT, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{n
     "test_nan_and_infinities_stay_in_their_sequence[4096-False-half]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False-split]", "test_nan_behind_the_ends", "test_short",
     "test_filters_of_any_size[4096]", "test_partners_of_any_size"))
-IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for name in (
+OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for name in (
+    "test_numerics[19-1024-1000]", "test_circular[1024-1024]",
     "test_tiles_and_heads_in_turn[9-4096-True]", "test_tiles_and_heads_in_turn[7-8192-True]",
     "test_hard_signals[impulses-4096]"))
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
@@ -52,6 +53,18 @@ MUTANTS = (
         ("nan_reach_others_of_a_tile", "if most[r, tile] >= INFINITE:", "if most[r, tile] < 0:", NAN),
         ("last_warps_left_out", "cutlass.max(of_warps[2, tile], of_warps[3, tile]))",
          "cutlass.max(of_warps[0, tile], of_warps[1, tile]))", HARD)),
+    *family(
+        "fft", "tkq/convolution/fft/halves.py",
+        ("blocks_back_as_forth",
+         "p, q = (warp_products.diagonal_block(f.rows[i], transposed=True) for i in range(2))",
+         "p, q = (warp_products.diagonal_block(f.rows[i]) for i in range(2))", OF_WARPS),
+        ("second_sequence_of_another_sign",
+         "warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])",
+         "warp_products.diagonal_mm([(d.real, q, True), (d.imag, p, True)], tiles[1])", CIRCLE_OF_WARPS)),
+    *family(
+        "fft", "tkq/tile/warp_products.py",
+        ("first_warp_rows_for_all", "row = thread_in_warpgroup() // 32 * 16 + matrix % 2 * 8 + lane % 8",
+         "row = matrix % 2 * 8 + lane % 8", OF_WARPS)),
     *family(
         "fft", "tkq/convolution/fft/in_registers.py",
         ("next_tile_is_this_one", "cutlass.select_(last, w.next_first, following))",

@@ -15,7 +15,7 @@ def _poisoned():
         yield
 
 
-@pytest.mark.parametrize("B, L, taps", [(5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1)])
+@pytest.mark.parametrize("B, L, taps", [(5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1), (19, 1024, 1000)])
 def test_numerics(B, L, taps):
     check(make(B, 3, L, taps))
 
@@ -158,9 +158,9 @@ def test_fp16_and_strides():
     check(given, gradients=False)
 
 
-@pytest.mark.parametrize("taps", [100, 4096, 6000])
-def test_circular(taps):
-    check(make(5, 3, 4096, taps), causal=False)
+@pytest.mark.parametrize("L, taps", [(4096, 100), (4096, 4096), (4096, 6000), (1024, 1024), (128, 200)])
+def test_circular(L, taps):
+    check(make(5, 3, L, taps), causal=False)
 
 
 def test_circular_of_any_length():

@@ -242,9 +242,9 @@ class FilterGradient:
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.scaled(to, held[i], self.factors(of_v, of_w, i))
             tk.store(tiles[i], to)
-        tk.publish()
+        self.transform.written()
         self.ask(g, asked, following, not is_w)
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.meet(barrier)
         self.transform.forth(acc, narrow, tiles, s.factors)
 
     def factors(self, of_v, of_w, tile):

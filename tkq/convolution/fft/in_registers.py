@@ -146,8 +146,8 @@ class InRegisters:
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.divided(to, asked[spec.tiles * turns + i], most, i)
             tk.store(inputs[i], to)
-        tk.publish()
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.written()
+        self.transform.meet(barrier)
         self.transform.forth(acc, narrow, inputs, s.factors)
         for part in cutlass.range_constexpr(2):
             tk.mma_wait(1)  # of the latest product: that of the other half
@@ -159,9 +159,8 @@ class InRegisters:
             last = following >= end
             self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),
                      cutlass.select_(last, w.next_first, following))
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.meet(barrier)
         self.transform.left_back(acc, between, s.factors)
-        tk.mma_wait()
         outer = row_scale(spec.rows) ** 2 * COLUMN_SCALE ** 2 * spec.points
         place = self.place(w.head, tile, spec.tiles * turns)
         for i in cutlass.range_constexpr(spec.tiles):
