@@ -1,6 +1,5 @@
-"""Products with a matrix of 16 x 16 blocks along the diagonal, all of them the same: each warp multiplies its own 16 rows,
-by mma.sync, and waits for no other. A product by wgmma multiplies zeros three times out of four."""
-import cutlass.cute as cute
+"""Products with a matrix of 16 x 16 blocks along the diagonal, all of them the same: each warp multiplies its own 16
+rows, by mma.sync, and waits for no other. A product by wgmma multiplies zeros three times out of four."""
 from cutlass import Float16, Float32, Int32
 from cutlass.cutlass_dsl import T, dsl_user_op
 

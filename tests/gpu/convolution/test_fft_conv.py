@@ -15,7 +15,8 @@ def _poisoned():
         yield
 
 
-@pytest.mark.parametrize("B, L, taps", [(5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1), (19, 1024, 1000)])
+@pytest.mark.parametrize("B, L, taps", [
+    (5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1), (19, 1024, 1000)])
 def test_numerics(B, L, taps):
     check(make(B, 3, L, taps))
 
