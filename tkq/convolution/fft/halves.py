@@ -5,6 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.fft.spec import ROWS
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.tile import warp_products, woven
 
@@ -31,7 +32,7 @@ class Halves:
 
     def fill(self, f: Factors, tables, me):
         """A block's factors, by its `Tables`; its threads together, which meet behind."""
-        tables.fill_rows(f.rows, me)
+        tables.fill_rows(f.rows, me, 16 if self.by_warps else ROWS)
         tables.fill_halves(f.columns, me)
         tables.fill_all_twiddles(f.twiddles)
 
@@ -59,15 +60,15 @@ class Halves:
             warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])
 
     def written(self):
-        """What threads have put into tiles is there for products after `meet`."""
-        if not self.by_warps:
-            tk.publish()
-
-    def meet(self, barrier):
-        """Those that share tiles meet: a warp, or by a named barrier a warpgroup."""
+        """What threads have put into tiles is there for products after `meet`; what a warp has for itself, at once."""
         if self.by_warps:
             cute.arch.sync_warp()
         else:
+            tk.publish()
+
+    def meet(self, barrier):
+        """A warpgroup whose warps share tiles meets, by a named barrier."""
+        if not self.by_warps:
             tk.sync(barrier, tk.WARPGROUP)
 
     @cute.jit

@@ -86,14 +86,14 @@ class Tables:
         return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)
 
     @cute.jit
-    def fill_rows(self, to, me):
+    def fill_rows(self, to, me, size: cutlass.Constexpr = ROWS):
         """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
         part, of Q X its imaginary part; and back, the outputs are P' B + Q' C, B + iC the conjugate of what is
-        transformed. Split, the low parts of all follow."""
+        transformed. Split, the low parts of all follow. size: only the first so many rows and columns."""
         spec, R = self.spec, self.spec.rows
         scale, dtype = Float32(row_scale(R)), to.type.dtype
-        for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
-            m, k = at // ROWS, at % ROWS
+        for at in cutlass.range(me, size * size, self.threads, unroll=1):
+            m, k = at // size, at % size
             r, parts = self.shifted(m % R)
             c, s = self.root(r * (k % R), parts * R)
             here = m // R == k // R
