@@ -105,4 +105,4 @@ def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
         one = 4 * (2 + (2 * s.tiles if s.rows > 16 else 0))
         tensor = 2 * one * (1 if gradient else s.blocks)
     return Expectation(tensor, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT,
-                       local_memory=40 if s.split or s.in_registers and not gradient else 0)
+                       local_memory=40 if s.split or (s.in_registers and not gradient) else 0)
