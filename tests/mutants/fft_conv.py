@@ -67,7 +67,7 @@ MUTANTS = (
          "row = matrix % 2 * 8 + lane % 8", OF_WARPS)),
     *family(
         "fft", "tkq/convolution/fft/in_registers.py",
-        ("next_tile_is_this_one", "cutlass.select_(last, w.next_first, following))",
+        ("next_tile_in_registers_is_this_one", "cutlass.select_(last, w.next_first, following))",
          "cutlass.select_(last, w.next_first, tile))", IN_TURN),
         ("next_head_is_this_one", "self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),",
          "self.ask(g, asked, w.head,", IN_TURN),
