@@ -2,10 +2,15 @@
 from .mutant import family
 
 TESTS, SPLIT_TESTS = "tests/gpu/convolution/test_fft_conv.py::", "tests/gpu/convolution/test_fft_conv_split.py::"
-NUMERICS, TWO, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
+NUMERICS, TWO, BLOCKS, NAN, NAN_SPLIT, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
     "test_numerics[5-3080-5000]", "test_blocks[8192]", "test_eight_blocks[20000-50000]",
-    "test_nan_and_infinities_stay_in_their_sequence[4096-False]", "test_nan_behind_the_ends", "test_short",
+    "test_nan_and_infinities_stay_in_their_sequence[4096-False-half]",
+    "test_nan_and_infinities_stay_in_their_sequence[4096-False-split]", "test_nan_behind_the_ends", "test_short",
     "test_filters_of_any_size[4096]", "test_partners_of_any_size"))
+OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for name in (
+    "test_numerics[19-1024-1000]", "test_circular[1024-1024]",
+    "test_tiles_and_heads_in_turn[9-4096-True]", "test_tiles_and_heads_in_turn[7-8192-True]",
+    "test_hard_signals[impulses-4096]"))
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient"))
@@ -20,7 +25,15 @@ MUTANTS = (
     *family(
         "fft", "tkq/convolution/fft/tables.py",
         ("twiddles_of_twice_the_points", "c, s = self.root(r * col, parts * self.spec.points)",
-         "c, s = self.root(r * col, 2 * parts * self.spec.points)", NUMERICS),
+         "c, s = self.root(r * col, 2 * parts * self.spec.points)", BLOCKS),
+        ("twiddles_in_the_order_of_columns",
+         "roots = [self.root(r * token_of(col + e), parts * self.spec.points) for e in range(2)]",
+         "roots = [self.root(r * (col + e), parts * self.spec.points) for e in range(2)]", NUMERICS),
+        ("frequencies_of_halves_in_order",
+         "return col if not self.halves else cutlass.select_(col < COLS // 2, 2 * col, 2 * col - COLS + 1)",
+         "return col", NUMERICS),
+        ("second_part_without_the_first", "held[2 * e, j] = held[2 * e, j] + imag * sign",
+         "held[2 * e, j] = held[2 * e, j] + imag * 0.0", TWO),
         ("whole_frequencies_where_quarters_are", "return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)",
          "return k1, 1", NUMERICS),
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
@@ -31,7 +44,35 @@ MUTANTS = (
         ("tokens_behind_the_end", "if batch < B and token + e < L:\n    held[e] = vectors.run_at("
          "x, (batch, head, token + e), 1)[0]",
          "if batch < B:\n    held[e] = vectors.run_at(x, (batch, head, token + e), 1)[0]", ENDS),
-        ("nan_reach_the_partner", "finite = most < INFINITE", "finite = most >= 0", NAN)),
+        ("nan_reach_the_partner", "finite = most < INFINITE", "finite = most >= 0", NAN_SPLIT)),
+    *family(
+        "fft", "tkq/convolution/fft/tokens.py",
+        ("run_behind_the_end", "if batch < B and token + e < L:\n    held[e] = vectors.run_at("
+         "x, (batch, place.head, token + e), 1)[0]",
+         "if batch < B:\n    held[e] = vectors.run_at(x, (batch, place.head, token + e), 1)[0]", ENDS),
+        ("nan_reach_others_of_a_tile", "if most[r, tile] >= INFINITE:", "if most[r, tile] < 0:", NAN),
+        ("last_warps_left_out", "cutlass.max(of_warps[2, tile], of_warps[3, tile]))",
+         "cutlass.max(of_warps[0, tile], of_warps[1, tile]))", HARD)),
+    *family(
+        "fft", "tkq/convolution/fft/halves.py",
+        ("blocks_back_as_forth",
+         "p, q = (warp_products.diagonal_block(f.rows[i], transposed=True) for i in range(2))",
+         "p, q = (warp_products.diagonal_block(f.rows[i]) for i in range(2))", OF_WARPS),
+        ("second_sequence_of_another_sign",
+         "warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])",
+         "warp_products.diagonal_mm([(d.real, q, True), (d.imag, p, True)], tiles[1])", CIRCLE_OF_WARPS)),
+    *family(
+        "fft", "tkq/tile/warp_products.py",
+        ("first_warp_rows_for_all", "row = thread_in_warpgroup() // 32 * 16 + matrix % 2 * 8 + lane % 8",
+         "row = matrix % 2 * 8 + lane % 8", OF_WARPS)),
+    *family(
+        "fft", "tkq/convolution/fft/in_registers.py",
+        ("next_tile_in_registers_is_this_one", "cutlass.select_(last, w.next_first, following))",
+         "cutlass.select_(last, w.next_first, tile))", IN_TURN),
+        ("next_head_is_this_one", "self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),",
+         "self.ask(g, asked, w.head,", IN_TURN),
+        ("first_block_forgotten", "woven.woven_mul(narrow, acc, of(0), part, more=(s.before, of(1)))",
+         "woven.woven_mul(narrow, acc, of(0), part)", TWO)),
     *family(
         "fft", "tkq/convolution/fft/blocks.py",
         ("first_block_in_every_place", "tk.complex_mul_table(acc, first, part(j), True)",
@@ -44,6 +85,9 @@ MUTANTS = (
         ("other_warpgroups_left_out", "tk.complex_to_table(s.total, total, other > 0)",
          "tk.complex_to_table(s.total, total, False)", NUMERICS),
         ("first_block_with_the_second_left_out", "if j == 1:", "if j == 2:", TWO),
+        ("next_sequence_is_this_one",
+         "following = cutlass.select_(j == 0, w.head, after[0]), cutlass.select_(j == 0, tile, after[1]), j",
+         "following = w.head, tile, j", TWO_IN_TURN),
         ("pair_of_one_scale", "return sums[0] if self.spec.causal else cutlass.max(*sums)", "return sums[0]", PAIRS)),
     *family(
         "fft", "tkq/convolution/fft/long/largest.py",

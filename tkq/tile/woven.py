@@ -2,9 +2,9 @@
 
 Of a pair of 64 columns the sums and the differences of columns 32 apart are transformed each by itself: even
 frequencies are the transform of the sums, odd ones that of the differences, with the factors that these need in the
-matrix. A complex product of 32 points is one real product of 64: the real and the imaginary parts side by side, by a matrix of
-four blocks, ((c, s), (-s, c)). A pair in that order is *woven*: `real` has the sums or even frequencies, `imag` the
-differences or odd ones, columns 0 to 31 of each the real parts, 32 to 63 the imaginary ones.
+matrix. A complex product of 32 points is one real product of 64: the real and the imaginary parts side by side, by a
+matrix of four blocks, ((c, s), (-s, c)). A pair in that order is *woven*: `real` has the sums or even frequencies,
+`imag` the differences or odd ones, columns 0 to 31 of each the real parts, 32 to 63 the imaginary ones.
 
 Factors of tables are fp16, and so is all that is reckoned with them, two numbers an instruction; or both are fp32, and
 results are rounded once. Each thread, its own elements, throughout.
@@ -162,15 +162,21 @@ def weave(dst: Pair, a: Pair, table: cute.Tensor):
             imag[k], imag[k + FAR] = m.word(m.sub(x, v)), m.word(m.sub(y, w))
 
 
-def woven_mul(dst: Pair, a: Pair, table: cute.Tensor, keep=None, more=()):
-    """dst = a * table, all of them woven; dst: fp16, a: fp32. Of the table, columns 0 to 31 are `real`'s.
+def _parts(d, part):
+    """(0, its real tile) and (1, its imaginary one), or one of the two."""
+    return [(n, (d.real, d.imag)[n]) for n in ((0, 1) if part is None else (part,))]
+
+
+def woven_mul(dst: Pair, a: Pair, table: cute.Tensor, part=None, keep=None, more=()):
+    """dst = a * table, all of them woven; dst: fp16, a: fp32. Of the table, columns 0 to 31 are `real`'s. part: 0, of
+    `real` alone, or 1, of `imag`.
 
     With an fp16 table also: keep: a table, which becomes a. more: two tables, whose product is added."""
     m = _checked("woven_mul", dst, a, table)
-    for part, (to, of) in enumerate(((dst.real, a.real), (dst.imag, a.imag))):
+    for (n, to), (_, of) in zip(_parts(dst, part), _parts(a, part)):
         words = _words(to)
         for i in range(0, FAR, 2):
-            at = i + part * FAR
+            at = i + n * FAR
             by, found = m.factors(table, at), [(m.read(of, k), m.read(of, k + FAR)) for k in (i, i + 1)]
             if keep is not None:
                 m.leave(keep, at, found)
@@ -181,18 +187,17 @@ def woven_mul(dst: Pair, a: Pair, table: cute.Tensor, keep=None, more=()):
                 words[i + r], words[i + r + FAR] = m.word(x), m.word(y)
 
 
-def woven_keep(table: cute.Tensor, a: Pair):
-    """table = a, woven, rounded; fp16 of the layout ``woven_factors``."""
-    for part, of in enumerate((a.real, a.imag)):
+def woven_keep(table: cute.Tensor, a: Pair, part=None):
+    """table = a, woven, rounded; fp16 of the layout ``woven_factors``. part: as of ``woven_mul``."""
+    for n, of in _parts(a, part):
         for i in range(0, FAR, 2):
-            _Fp16.leave(table, i + part * FAR, [(_Fp16.read(of, k), _Fp16.read(of, k + FAR)) for k in (i, i + 1)])
+            _Fp16.leave(table, i + n * FAR, [(_Fp16.read(of, k), _Fp16.read(of, k + FAR)) for k in (i, i + 1)])
 
 
-def woven_fma_conj(d: Pair, table: cute.Tensor, b: Pair, v: RowVec):
+def woven_fma_conj(d: Pair, table: cute.Tensor, b: Pair, v: RowVec, part=None):
     """d[i, j] += v[i] * conj(table[i, j]) * b[i, j]; d, b: fp32. table: fp16. b is woven, and d has its elements in the
-    same columns, real parts in `real`."""
-    for at in range(0, WORDS, 2):
-        of, k = (b.real, at) if at < FAR else (b.imag, at - FAR)
+    same columns, real parts in `real`. part: as of ``woven_mul``."""
+    for at, of, k in ((n * FAR + i, of, i) for n, of in _parts(b, part) for i in range(0, FAR, 2)):
         for r, (x, y) in enumerate(_Fp16.factors(table, at)):
             x, y = _numbers(x), _numbers(y)
             for e in range(2):

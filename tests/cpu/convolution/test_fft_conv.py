@@ -141,7 +141,7 @@ def test_transforms_in_tiles(rows, causal):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rows", [2, 16, 64])
 def test_transforms_by_halves(rows, causal):
-    """The kernel's steps in float64: the tokens' order, sums and differences, the order of frequencies, what is back."""
+    """The kernel's steps in float64: the tokens' order, sums and differences, the order of frequencies, back again."""
     torch.manual_seed(0)
     spec = FftSpec("bf16", rows, causal)
     tables = Tables(spec, 128, halves=True)
@@ -162,7 +162,8 @@ def test_transforms_by_halves(rows, causal):
     tiles = [torch.stack([u[b].view(-1, 64)[n][tokens] for b, n in of]) for of in place]
     x = tiles[0] + 0j if causal else torch.complex(*tiles)
     z = left @ x * between
-    z = torch.cat([(z[:, :32] + sign * z[:, 32:]) @ of for sign, of in zip((1, -1), halves, strict=True)], 1) * filtered
+    z = torch.cat([(z[:, :32] + sign * z[:, 32:]) @ of for sign, of in zip((1, -1), halves, strict=True)], 1)
+    z = z * filtered
     even, odd = (z[:, 32 * i:32 * i + 32] @ of.mH for i, of in enumerate(halves))
     back = left.mH @ (torch.cat((even + odd, even - odd), 1) * between.conj()) / spec.points
     want = reference.fft_conv(u[None], taps.double().expand(spec.sequences, -1), causal=causal)[0]

@@ -15,7 +15,8 @@ def _poisoned():
         yield
 
 
-@pytest.mark.parametrize("B, L, taps", [(5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1)])
+@pytest.mark.parametrize("B, L, taps", [
+    (5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1), (19, 1024, 1000)])
 def test_numerics(B, L, taps):
     check(make(B, 3, L, taps))
 
@@ -113,6 +114,24 @@ def test_tiles_in_turn():
     assert torch.equal(found[0][:, 12:], apart[0]) and torch.equal(found[1][12:], apart[1])
 
 
+@pytest.mark.parametrize("B, L, causal", [(9, 4096, True), (7, 8192, True), (130, 1024, False)])
+def test_tiles_and_heads_in_turn(B, L, causal):
+    """More heads than SMs and more tiles than warpgroups: each has several of both, the next one loaded ahead."""
+    g = torch.Generator("cuda").manual_seed(0)
+    u, k = (torch.randn(*shape, L, device="cuda", generator=g) for shape in ((B, 140), (140,)))
+    u = u.bfloat16()
+    leaves = [x.requires_grad_() for x in (u, k)]
+    y = tkq.fft_conv(*leaves, None, causal)
+    du, dk = torch.autograd.grad(y, leaves, u.detach().flip(0))
+    for h in (0, 7, 131, 132, 139):
+        alone = [x.detach().requires_grad_() for x in (u[:, h:h + 1], k[h:h + 1])]
+        y0 = tkq.fft_conv(*alone, None, causal)
+        du0, dk0 = torch.autograd.grad(y0, alone, u.detach().flip(0)[:, h:h + 1])
+        assert torch.equal(y[:, h:h + 1], y0) and torch.equal(du[:, h:h + 1], du0), h
+        assert (dk[h] - dk0[0]).norm() <= 1e-5 * dk0.norm(), h  # of sums in another order
+    assert y.isfinite().all()
+
+
 def test_several_passes_with_gates():
     check(make(2, 2, 140000, 70001, gates="pre post", d=True))
 
@@ -140,9 +159,9 @@ def test_fp16_and_strides():
     check(given, gradients=False)
 
 
-@pytest.mark.parametrize("taps", [100, 4096, 6000])
-def test_circular(taps):
-    check(make(5, 3, 4096, taps), causal=False)
+@pytest.mark.parametrize("L, taps", [(4096, 100), (4096, 4096), (4096, 6000), (1024, 1024), (128, 200)])
+def test_circular(L, taps):
+    check(make(5, 3, L, taps), causal=False)
 
 
 def test_circular_of_any_length():
@@ -183,13 +202,15 @@ def test_filters_of_any_size(L):
         assert not tkq.fft_conv(given["u"], given["k"]).any()
 
 
-@pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False), (250000, True)])
-def test_nan_and_infinities_stay_in_their_sequence(L, causal):
+@pytest.mark.parametrize("L, causal, precision", [
+    (63, True, "half"), (6000, True, "half"), (4096, False, "half"), (4096, False, "split"), (9000, True, "half"),
+    (250000, True, "half")])
+def test_nan_and_infinities_stay_in_their_sequence(L, causal, precision):
     given = make(5, 2, L, L)
     u = given["u"].detach()
-    clean = tkq.fft_conv(u, given["k"].detach(), None, causal)
+    clean = tkq.fft_conv(u, given["k"].detach(), None, causal, precision=precision)
     u[1, 0, L - 1], u[0, 1, 5] = math.nan, math.inf
-    y = tkq.fft_conv(u, given["k"].detach(), None, causal)
+    y = tkq.fft_conv(u, given["k"].detach(), None, causal, precision=precision)
     bad = torch.zeros(5, 2, dtype=torch.bool, device="cuda")
     bad[1, 0] = bad[0, 1] = True
     assert y[bad].isnan().all()
@@ -205,11 +226,12 @@ def test_nan_behind_the_ends():
     wide = torch.full((6, 4, 4096), math.nan, device="cuda", dtype=torch.bfloat16)
     taps = torch.full((4, 4096), math.nan, device="cuda")
     wide[:5, :3, :4088], taps[:3, :4088] = given["u"].detach(), given["k"].detach()
-    for u, k in ((wide[:5, :3, :4088], taps[:3, :4088]), (wide[:5, :3, :4087], taps[:3, :4087])):
-        n = u.shape[2]
-        want = tkq.fft_conv(given["u"].detach()[..., :n].contiguous(), given["k"].detach()[:, :n].contiguous())
-        y = tkq.fft_conv(u, k)
-        assert y.isfinite().all() and torch.equal(y, want)
+    for n in (4088, 4087):
+        u, k = (given[name].detach()[..., :n].contiguous() for name in "uk")
+        for precision in ("half", "split"):
+            want = tkq.fft_conv(u, k, precision=precision)
+            y = tkq.fft_conv(wide[:5, :3, :n], taps[:3, :n], precision=precision)
+            assert y.isfinite().all() and torch.equal(y, want), (n, precision)
 
 
 def test_nan_behind_the_ends_of_several_passes():

@@ -187,10 +187,12 @@ class FilterGradient:
         (w, tile, after), acc, back = at, tk.pair(COLS), tk.rv()
         of_v, of_w = (cute.make_rmem_tensor((2, self.spec.tiles), Int32) for _ in range(2))
         self.forth(acc, g, s, asked, (w, (w.head, tile, Int32(0)), of_v, None))
-        woven.woven_keep(s.last, acc)
+        self.keep(s, acc)
         self.forth(acc, g, s, asked, (w, (*after, Int32(0)), of_v, of_w))
         self.back(back, of_v, of_w)
-        woven.woven_fma_conj(total, s.last, acc, back)
+        for part in cutlass.range_constexpr(2):
+            tk.mma_wait(1 - part)
+            woven.woven_fma_conj(total, s.last, acc, back, part)
 
     @cute.jit
     def two(self, g: Given, s: Shared, asked, total: tk.Pair, at):
@@ -200,6 +202,7 @@ class FilterGradient:
         of_w.fill(0)
         for j in cutlass.range(2, unroll=1):
             self.forth(acc, g, s, asked, (w, (w.head, tile, 1 - j), of_v, None))
+            tk.mma_wait()
             if j == 1:
                 self.back(back, of_v, of_w)
                 woven.woven_fma_to(s.apart[None, None, None, w.wg], s.last, acc, back.tensor[0])
@@ -207,8 +210,16 @@ class FilterGradient:
             following = cutlass.select_(j == 0, w.head, after[0]), cutlass.select_(j == 0, tile, after[1]), j
             self.forth(acc, g, s, asked, (w, following, of_v, of_w))
             self.back(back, of_v, of_w)
-            woven.woven_fma_conj(total, s.last, acc, back)
-            woven.woven_keep(s.last, acc)
+            for part in cutlass.range_constexpr(2):
+                tk.mma_wait(1 - part)
+                woven.woven_fma_conj(total, s.last, acc, back, part)
+                woven.woven_keep(s.last, acc, part)
+
+    def keep(self, s: Shared, acc: tk.Pair):
+        """A spectrum, as soon as each half is there."""
+        for part in range(2):
+            tk.mma_wait(1 - part)
+            woven.woven_keep(s.last, acc, part)
 
     def back(self, to: tk.RowVec, of_v, of_w):
         """What a product of spectra is multiplied by: what both were divided by."""
@@ -231,9 +242,9 @@ class FilterGradient:
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.scaled(to, held[i], self.factors(of_v, of_w, i))
             tk.store(tiles[i], to)
-        tk.publish()
+        self.transform.written()
         self.ask(g, asked, following, not is_w)
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.meet(barrier)
         self.transform.forth(acc, narrow, tiles, s.factors)
 
     def factors(self, of_v, of_w, tile):

@@ -5,8 +5,9 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.fft.spec import ROWS
 from tkq.convolution.fft.transform import TILE, Factors
-from tkq.tile import woven
+from tkq.tile import warp_products, woven
 
 
 class Halves:
@@ -18,6 +19,7 @@ class Halves:
     def __init__(self, spec):
         self.spec = spec
         self.dtype = Float32 if spec.exact else Float16
+        self.by_warps = spec.rows <= 16  # which a warp has
 
     def factors(self, al) -> Factors:
         """A block's factors in shared memory, not filled."""
@@ -30,39 +32,79 @@ class Halves:
 
     def fill(self, f: Factors, tables, me):
         """A block's factors, by its `Tables`; its threads together, which meet behind."""
-        tables.fill_rows(f.rows, me)
+        tables.fill_rows(f.rows, me, 16 if self.by_warps else ROWS)
         tables.fill_halves(f.columns, me)
         tables.fill_all_twiddles(f.twiddles)
 
     @cute.jit
     def forth(self, spectrum: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16."""
-        for tile in cutlass.range_constexpr(self.spec.tiles):
-            product = tk.mma_AB if tile else tk.mm_AB
-            product(spectrum.real, f.rows[2 * tile], tiles[tile])
-            product(spectrum.imag, f.rows[2 * tile + 1], tiles[tile])
-        tk.mma_wait()
+        """spectrum, woven, = the transform of the tiles in shared memory; narrow: registers in between, fp16. Its first
+        half is there after ``mma_wait(1)``, its second one after ``mma_wait``."""
+        if const_expr(self.by_warps):
+            self.left_of_warps(spectrum, tiles, f)
+        else:
+            for tile in cutlass.range_constexpr(self.spec.tiles):
+                product = tk.mma_AB if tile else tk.mm_AB
+                product(spectrum.real, f.rows[2 * tile], tiles[tile])
+                product(spectrum.imag, f.rows[2 * tile + 1], tiles[tile])
+            tk.mma_wait()
         woven.weave(narrow, spectrum, f.twiddles)
         tk.mm_AB(spectrum.real, narrow.real, f.columns[0])
         tk.mm_AB(spectrum.imag, narrow.imag, f.columns[1])
-        tk.mma_wait()
+
+    def left_of_warps(self, d: tk.Pair, tiles, f: Factors):
+        """The first product, of each warp its own transforms."""
+        p, q = (warp_products.diagonal_block(f.rows[i]) for i in range(2))
+        warp_products.diagonal_mm([(d.real, p, False), (d.imag, q, False)], tiles[0])
+        if self.spec.tiles > 1:
+            warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])
+
+    def written(self):
+        """What threads have put into tiles is there for products after `meet`; what a warp has for itself, at once."""
+        if self.by_warps:
+            cute.arch.sync_warp()
+        else:
+            tk.publish()
+
+    def meet(self, barrier):
+        """A warpgroup whose warps share tiles meets, by a named barrier."""
+        if not self.by_warps:
+            tk.sync(barrier, tk.WARPGROUP)
+
+    @cute.jit
+    def half_back(self, between: tk.Pair, narrow: tk.Pair, f: Factors, part: cutlass.Constexpr):
+        """The inverse transform of a half of a woven spectrum, narrow, fp16; it is there after ``mma_wait``."""
+        if const_expr(part):
+            tk.mm_ABt(between.imag, narrow.imag, f.columns[1])
+        else:
+            tk.mm_ABt(between.real, narrow.real, f.columns[0])
 
     @cute.jit
     def back(self, between: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
-        """What a product from the left makes the output tiles of, in two tiles in shared memory, which nobody reads;
-        narrow: a woven spectrum, fp16. The warpgroup's threads meet behind."""
-        tk.mm_ABt(between.real, narrow.real, f.columns[0])
-        tk.mm_ABt(between.imag, narrow.imag, f.columns[1])
-        tk.mma_wait()
+        """What a product from the left makes the output tiles of, of the halves that are back, in two tiles in shared
+        memory, which nobody reads; narrow: registers in between, fp16. Those that share tiles `meet` behind."""
         woven.unweave(narrow, between, f.twiddles)
         tk.store(tiles[0], narrow.real)
         tk.store(tiles[1], narrow.imag)
-        tk.publish()
+        self.written()
 
     @cute.jit
     def left_back(self, outputs: tk.Pair, tiles, f: Factors):
-        """The output tiles: of causal ones the real part. They are there after ``mma_wait``."""
-        for tile in cutlass.range_constexpr(self.spec.tiles):
-            to = outputs.imag if const_expr(tile) else outputs.real
-            tk.mm_AtB(to, f.rows[2 * tile], tiles[0])
-            tk.mma_AtB(to, f.rows[2 * tile + 1], tiles[1])
+        """The output tiles: of causal ones the real part."""
+        if const_expr(self.by_warps):
+            self.left_back_of_warps(outputs, tiles, f)
+        else:
+            for tile in cutlass.range_constexpr(self.spec.tiles):
+                to = outputs.imag if const_expr(tile) else outputs.real
+                tk.mm_AtB(to, f.rows[2 * tile], tiles[0])
+                tk.mma_AtB(to, f.rows[2 * tile + 1], tiles[1])
+            tk.mma_wait()
+
+    def left_back_of_warps(self, outputs: tk.Pair, tiles, f: Factors):
+        p, q = (warp_products.diagonal_block(f.rows[i], transposed=True) for i in range(2))
+        first, second = [(outputs.real, p, False)], [(outputs.real, q, True)]
+        if self.spec.tiles > 1:
+            first.append((outputs.imag, warp_products.negative(q), False))
+            second.append((outputs.imag, p, True))
+        warp_products.diagonal_mm(first, tiles[0])
+        warp_products.diagonal_mm(second, tiles[1])

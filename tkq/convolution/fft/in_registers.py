@@ -146,26 +146,33 @@ class InRegisters:
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.divided(to, asked[spec.tiles * turns + i], most, i)
             tk.store(inputs[i], to)
-        tk.publish()
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.written()
+        self.transform.meet(barrier)
         self.transform.forth(acc, narrow, inputs, s.factors)
-        if const_expr(spec.blocks == 1):
-            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0])
-        elif const_expr(turns == 0):
-            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0], keep=s.before)
-        else:
-            woven.woven_mul(narrow, acc, s.spectra[None, None, None, 0],
-                            more=(s.before, s.spectra[None, None, None, 1]))
+        for part in cutlass.range_constexpr(2):
+            tk.mma_wait(1)  # of the latest product: that of the other half
+            self.multiply(narrow, acc, s, turns, part)
+            self.transform.half_back(acc, narrow, s.factors, part)
+        tk.mma_wait()
         self.transform.back(acc, narrow, between, s.factors)
         if const_expr(turns == spec.blocks - 1):
             last = following >= end
             self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),
                      cutlass.select_(last, w.next_first, following))
-        tk.sync(barrier, tk.WARPGROUP)
+        self.transform.meet(barrier)
         self.transform.left_back(acc, between, s.factors)
-        tk.mma_wait()
         outer = row_scale(spec.rows) ** 2 * COLUMN_SCALE ** 2 * spec.points
         place = self.place(w.head, tile, spec.tiles * turns)
         for i in cutlass.range_constexpr(spec.tiles):
             result = acc.imag if const_expr(i) else acc.real
             self.tokens.store(g.y, g.post, result, most, scale * Float32(1.0 / outer), place, i)
+
+    def multiply(self, narrow: tk.Pair, acc: tk.Pair, s: Shared, turns, part):
+        """A half of a block's spectrum times the filter's; of two blocks the first one's is kept for the second."""
+        of = lambda n: s.spectra[None, None, None, n]
+        if self.spec.blocks > 1 and turns == 0:
+            woven.woven_mul(narrow, acc, of(0), part, keep=s.before)
+        elif self.spec.blocks > 1:
+            woven.woven_mul(narrow, acc, of(0), part, more=(s.before, of(1)))
+        else:
+            woven.woven_mul(narrow, acc, of(0), part)

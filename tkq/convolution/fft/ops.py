@@ -18,9 +18,9 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
 
     By the Fourier transform, whose factors are products of 64 x 64 matrices on the tensor cores, in one pass over
     memory, of more than 32768 tokens in three. Operands of these products are fp16, each sequence's divided by a power
-    of 2 near its largest number; sums are fp32: eight roundings to fp16 one after the other, in three passes about
-    twice as many, little beside the rounding of a bf16 y (docs/fft_conv.md). With precision "split" each operand is the
-    sum of two fp16 numbers, of 22 bits together.
+    of 2 near its largest number; sums are fp32: eight roundings to fp16 one after the other, in three passes and with
+    bf16 sequences about twice as many, little beside the rounding of a bf16 y (docs/fft_conv.md). With precision
+    "split" each operand is the sum of two fp16 numbers, of 22 bits together.
 
     Args:
         u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 4194304, circular up

@@ -86,14 +86,14 @@ class Tables:
         return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)
 
     @cute.jit
-    def fill_rows(self, to, me):
+    def fill_rows(self, to, me, size: cutlass.Constexpr = ROWS):
         """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
         part, of Q X its imaginary part; and back, the outputs are P' B + Q' C, B + iC the conjugate of what is
-        transformed. Split, the low parts of all follow."""
+        transformed. Split, the low parts of all follow. size: only the first so many rows and columns."""
         spec, R = self.spec, self.spec.rows
         scale, dtype = Float32(row_scale(R)), to.type.dtype
-        for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
-            m, k = at // ROWS, at % ROWS
+        for at in cutlass.range(me, size * size, self.threads, unroll=1):
+            m, k = at // size, at % size
             r, parts = self.shifted(m % R)
             c, s = self.root(r * (k % R), parts * R)
             here = m // R == k // R
@@ -193,14 +193,8 @@ class Tables:
                 held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
         for i in cutlass.range_constexpr(4 * self.each * parts):
             most = cutlass.max(most, magnitude(held[i]))
-        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()
         tk.sync_block()
-        if tk.lane_id() == 0:
-            largest[warp] = most
-        tk.sync_block()
-        for w in cutlass.range_constexpr(self.threads // 32):
-            most = cutlass.max(most, largest[w])
-        down, up = power(most, 0)
+        down, up = power(self.largest_of_block(most, largest), 0)
         for j in cutlass.range_constexpr(self.each * parts):
             there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
             self.leave(there, [held[e, j] * down for e in range(4)])
@@ -221,13 +215,7 @@ class Tables:
                 self.gather(four, spectra[part, None, None], self._mine(j))
                 for e in cutlass.range_constexpr(4):
                     most = cutlass.max(most, magnitude(four[e]))
-        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
-        if tk.lane_id() == 0:
-            largest[warp] = most
-        tk.sync_block()
-        for w in cutlass.range_constexpr(self.threads // 32):
-            most = cutlass.max(most, largest[w])
-        down, up = power(most, 0)
+        down, up = power(self.largest_of_block(most, largest), 0)
         for part in cutlass.range(parts, unroll=1):
             for j in cutlass.range_constexpr(self.each):
                 self.gather(four, spectra[part, None, None], self._mine(j))
@@ -239,6 +227,17 @@ class Tables:
                 else:
                     cute.autovec_copy(four, there)
         return up
+
+    @cute.jit
+    def largest_of_block(self, most, largest: cute.Tensor):
+        """The largest of what the block's threads have, by an int for each warp; they meet once."""
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
+        if tk.lane_id() == 0:
+            largest[warp] = most
+        tk.sync_block()
+        for w in cutlass.range_constexpr(self.threads // 32):
+            most = cutlass.max(most, largest[w])
+        return most
 
     @cute.jit
     def gather(self, four: cute.Tensor, spectrum: cute.Tensor, i):
