@@ -135,6 +135,9 @@ class Mla:
             for stage in range(PAIR):
                 tk.init(smem.scored[stage], 4)
 
+        if const_expr(self.config.multicast > 0):
+            if tk.warp_id() == 0:
+                tk.prefetch(g.latent)
         tk.init_block(initialise, self.config.cluster)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
             cute.arch.griddepcontrol_wait()

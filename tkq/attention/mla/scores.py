@@ -50,9 +50,9 @@ class Scores:
         s = Segment.read(smem, regs.segment)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
+        self.load_q(g, regs, s)  # first: lengths come while it is on its way
         self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))
         self.keys.limits(g, regs, s, g.queries)
-        self.load_q(g, regs, s)
         tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)
         for block in cutlass.range(s.first, s.end, unroll=1):
             self.block(g, smem, regs, block)
