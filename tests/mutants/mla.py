@@ -43,11 +43,11 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/scores.py",
         ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
+        ("rest_of_q_is_that_before", "copy_panels(smem.q_rope, 0, rows, (8, 9))", "", PAGES),
         ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
     *family(
         "mla", "tkq/attention/mla/values.py",
-        ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED),
-        ("rest_of_q_comes_late", "cute.arch.cp_async_wait_group(0)", "", PAGES)),
+        ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED)),
     *family(
         "mla", "tkq/attention/mla/output.py",
         ("lengths_are_believed", "lse, fault = tk.rv(), cutlass.select_(s.length == length_of(g, s), Int32(0), "

@@ -8,6 +8,7 @@ from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.output import Output as Refusal
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.copies import copy_panels, query_rows
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
@@ -50,14 +51,25 @@ class Scores:
         s = Segment.read(smem, regs.segment)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.load_q(g, regs, s)  # first: lengths come while it is on its way
-        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))
+        self.rest_of_q(g, smem, s)
+        self.load_q(g, regs, s)
+        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))  # while Q is on its way
         self.keys.limits(g, regs, s, g.queries)
-        tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)
+        cute.arch.cp_async_wait_group(0)
+        tk.publish()
+        tk.sync(Q_IS_THERE, tk.WARPGROUP)
         for block in cutlass.range(s.first, s.end, unroll=1):
             self.block(g, smem, regs, block)
         tk.quad_sum(regs.norm)
         self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
+
+    def rest_of_q(self, g, smem, s):
+        """The columns that there are no registers for. All of this warpgroup have done with those of the segment before:
+        they met at its end."""
+        rows = query_rows(g, s)
+        copy_panels(smem.q, 0, rows, (6, 8), 2)
+        copy_panels(smem.q_rope, 0, rows, (8, 9))
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_q(self, g, regs, s):
