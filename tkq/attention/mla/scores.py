@@ -64,8 +64,8 @@ class Scores:
         self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
 
     def rest_of_q(self, g, smem, s):
-        """The columns that there are no registers for. All of this warpgroup have done with those of the segment before:
-        they met at its end."""
+        """The columns that there are no registers for. All of this warpgroup have done with those of the segment
+        before: they met at its end."""
         rows = query_rows(g, s)
         copy_panels(smem.q, 0, rows, (6, 8), 2)
         copy_panels(smem.q_rope, 0, rows, (8, 9))
