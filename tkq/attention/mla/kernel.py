@@ -38,6 +38,7 @@ class Mla:
     producer warps, of such a cluster half by each block, see `mla.float8_producer`; all rings have two stages then.
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
+    With 128 heads P(i) is handed over behind the first products of S(i + 1), which then wait for nothing.
 
       pipe     full (arrivals)                                       empty (arrivals)
       left     every producer thread's copies, and each warp (132)   warps of the left half (4)
