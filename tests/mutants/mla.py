@@ -7,9 +7,9 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 LISTS, LISTS_THAT_LIE = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
     "test_lists", "test_what_lies_gives_nan"))
+DIVIDED = (f"{TESTS}test_plans",)
 FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
     "test_pages", "test_lists_that_lie_give_nan"))
-DIVIDED = (f"{TESTS}test_plans",)
 
 MUTANTS = (
     *family(
@@ -31,15 +31,15 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/float8_producer.py",
         ("halves_that_have_not_landed", "cute.arch.cp_async_wait_group(1)", "cute.arch.cp_async_wait_group(2)", FLOAT8),
+        ("rows_for_itself", "peer = Peer(1 - tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None",
+         "peer = Peer(tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None", FLOAT8),
+        ("both_blocks_widen_the_same_rows",
+         "return tk.cluster_rank() * (WARP_ROWS // 2) if self.pair else Int32(0)", "return Int32(0)", FLOAT8),
         ("rotated_columns_of_the_other_stage", "self.rotated(smem, pair.stage, address)",
          "self.rotated(smem, 1 - pair.stage, address)", FLOAT8),
         ("faults_are_not_noted", "note(smem, slot, Int32(1))", "note(smem, slot, Int32(0))", FLOAT8_LIES),
         ("rows_that_are_there_are_not_told", "rows[tk.warp_id() % 4, stage] = there",
-         "rows[tk.warp_id() % 4, stage] = Int32(0xFFFF)", FLOAT8),
-        ("rows_for_itself", "peer = Peer(1 - tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None",
-         "peer = Peer(tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None", FLOAT8),
-        ("both_blocks_widen_the_same_rows",
-         "return tk.cluster_rank() * (WARP_ROWS // 2) if self.pair else Int32(0)", "return Int32(0)", FLOAT8)),
+         "rows[tk.warp_id() % 4, stage] = Int32(0xFFFF)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/scores.py",
         ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
