@@ -30,10 +30,10 @@ MUTANTS = (
         "mla", "tkq/attention/mla/float8.py",
         ("scales_of_the_other_half", "(first + upper) * SCALE_BYTES + half * 8 + panel // 2 * 4)",
          "(first + upper) * SCALE_BYTES + panel // 2 * 4)", FLOAT8),
-        ("rows_are_not_swizzled_alike", "place = (2 * part ^ (2 * step + upper) % 8) * 16",
-         "place = (2 * part ^ (2 * step) % 8) * 16", FLOAT8),
-        ("other_block_gets_the_first_rows", "send16(theirs + (place ^ (16 * i)), wide, full, step * 2 * PANEL)",
-         "send16(theirs + (place ^ (16 * i)), wide, full, 0)", FLOAT8)),
+        ("rows_are_not_swizzled_alike", "warp * WARP_ROWS + first + upper) * PANEL + (2 * part ^ upper) * 16",
+         "warp * WARP_ROWS + first + upper) * PANEL + 2 * part * 16", FLOAT8),
+        ("other_block_gets_the_first_rows", "send16(theirs ^ place, wide, full, step * 2 * PANEL)",
+         "send16(theirs ^ place, wide, full, 0)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/float8_producer.py",
         ("halves_that_have_not_landed", "cute.arch.cp_async_wait_group(1)", "cute.arch.cp_async_wait_group(2)", FLOAT8),
@@ -50,11 +50,11 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/scores.py",
         ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
+        ("rest_of_q_is_that_before", "copy_panels(smem.q_rope, 0, rows, (8, 9))", "", PAGES),
         ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
     *family(
         "mla", "tkq/attention/mla/values.py",
-        ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED),
-        ("rest_of_q_comes_late", "cute.arch.cp_async_wait_group(0)", "", PAGES)),
+        ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED)),
     *family(
         "mla", "tkq/attention/mla/output.py",
         ("lengths_are_believed", "lse, fault = tk.rv(), cutlass.select_(s.length == length_of(g, s), Int32(0), "

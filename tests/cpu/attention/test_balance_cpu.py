@@ -8,8 +8,10 @@ from tests.helpers.emulation import finish
 from tests.helpers.emulation.decode import BalancerOnCpu
 from tkq.attention.decode import words
 from tkq.attention.decode.balance import MERGE, balanced, slot_cost
+from tkq.attention.decode.catalog import shipped
 from tkq.attention.decode.planned import Planned
 from tkq.reference import decode as reference
+from tkq.testing import sass
 
 BEGIN = 4
 
@@ -73,6 +75,13 @@ def test_the_kernel_divides_alike(monkeypatch, parts):
         assert made[:2].tolist() == want[[words.PART, words.TOTAL]].tolist()
         behind = words.prefix(len(blocks)) + len(blocks)
         assert torch.equal(made[words.STARTS:behind], want[words.STARTS:behind])
+
+
+def test_its_machine_code():
+    """All lanes of a warp ask together for what is the same in all of them: some alone would wait for ever."""
+    [kernel] = [kernel for kernel in shipped() if kernel.name == "plan_decode-latent"]
+    sass.assert_sass(kernel.recipe, kernel.expectation)
+    assert "BRA.DIV" in kernel.expectation.absent
 
 
 def test_plans_that_are_divided_otherwise():

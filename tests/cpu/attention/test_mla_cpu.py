@@ -54,6 +54,7 @@ def test_tiles_that_tma_loads():
              for page in (1, 32, 64, 96, 192) for heads in (16, 128, 192)}
     assert all(found[page, heads] == 0 for page in (1, 32, 96) for heads in (16, 128, 192))
     assert all(found[page, 16] == 1 == found[page, 192] and found[page, 128] == 2 for page in (64, 192))
+    assert plan(MlaSpec("bf16"), 64, 2, 2).late_p and not plan(MlaSpec("bf16"), 64, 1, 1).late_p
     assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
 
 

@@ -79,9 +79,9 @@ class Balancer:
     @cute.jit
     def agree(self, smem, number, kind: cutlass.Constexpr):
         """The sum, the largest or the smallest one of all threads' numbers."""
-        warps, number = smem.warps, cute.arch.warp_redux_sync(number, kind)
+        warps, number, warp = smem.warps, cute.arch.warp_redux_sync(number, kind), tk.warp_id()  # which all lanes ask
         if tk.lane_id() == 0:
-            warps[tk.warp_id(), 0] = number
+            warps[warp, 0] = number
         tk.sync_block()
         found = warps[0, 0]
         for w in cutlass.range_constexpr(1, self.THREADS // 32):

@@ -9,6 +9,8 @@ from tkq.attention.decode.spec import AppendSpec, DecodeSpec, MergeSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
+# no lanes by themselves ask for what all lanes of a warp have to ask for together
+_planning = Expectation(instructions=("STG.E",), registers=64, absent=("BRA.DIV",))
 _narrow = Expectation(instructions=("LDG.E.128", "STG.E.64"), registers=48, absent=("ATOM", "BAR"))
 
 
@@ -25,7 +27,7 @@ def shipped() -> list:
     parts = Expectation(instructions=("LDG.E.NA.LTC128B.128", "STG.E.64"), registers=80, absent=("ATOM", "BAR"))
     return found + [*chunked.shipped(), Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
                     Shipped("merge_state-bf16-parts", recipe(MergeSpec("bf16", True)), parts),
-                    *(Shipped(f"plan_decode-{what}", made, Expectation(instructions=("STG.E",), registers=64))
+                    *(Shipped(f"plan_decode-{what}", made, _planning)
                       for what, made in (("int32", PLANNER), ("latent", BALANCER), ("ragged", LISTER)))]
 
 

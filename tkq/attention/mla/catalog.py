@@ -17,7 +17,8 @@ def shipped() -> list:
     pages = [(spec, blocks) for blocks in (0, 1, 2) for spec in _specs()]
     lists = [(MlaSpec("bf16", lse=lse, sparse=True, lengths=n), 0) for n in range(3) for lse in (False, True)]
     float8 = [replace(spec, float8=True) for spec, blocks in pages + lists if not blocks and not spec.lse]
-    return [Shipped(_name(spec, blocks), recipe(spec, MlaConfig(multicast=blocks)), expectation(blocks))
+    return [Shipped(_name(spec, blocks), recipe(spec, MlaConfig(multicast=blocks, late_p=blocks == 2)),
+                    expectation(blocks))
             for spec, blocks in pages + lists] + [
                 Shipped(_name(spec, 0) + "-shared" * pair, recipe(spec, replace(plan(spec), pair=bool(pair))),
                         expectation(3 + pair)) for spec in float8 for pair in range(2)]

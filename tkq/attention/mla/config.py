@@ -7,13 +7,15 @@ class MlaConfig:
     """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values. deep:
     tiles of the left half, of which the scores are ahead. multicast: blocks of a cluster, for which TMA loads each
     tile; 0: cp.async does, from pages of any size. pair: two blocks of a cluster widen half of the float8 rows each,
-    for both. pdl: the launch lies under the end of the kernel before."""
+    for both. late_p: P is handed over once the tensor cores have the next block's first products. pdl: the launch lies
+    under the end of the kernel before."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
     deep: int = 3
     multicast: int = 0
     pair: bool = False
+    late_p: bool = False
     pdl: bool = True
 
     @property

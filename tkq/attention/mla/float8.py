@@ -43,17 +43,23 @@ def widen_half(smem, half: cutlass.Constexpr[int], to, first, peer: cutlass.Cons
     scales = Int32(smem.scales.iterator.toint()) + (half * 4 + warp) * (WARP_ROWS * SCALE_BYTES) + (
         (first + upper) * SCALE_BYTES + half * 8 + panel // 2 * 4)
     own = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + panel * (ROWS * PANEL) + (
-        warp * WARP_ROWS + first + upper) * PANEL
+        warp * WARP_ROWS + first + upper) * PANEL + (2 * part ^ upper) * 16
     if const_expr(peer is not None):
         theirs, full = in_block(own, peer.block), in_block(Int32(peer.full.ptr.toint()), peer.block)
-    for step in cutlass.range_constexpr(WARP_ROWS // (2 if peer is None else 4)):
-        words, scale = load16(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES)
-        place = (2 * part ^ (2 * step + upper) % 8) * 16
+    load = lambda step: (load16(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES))
+    steps, behind = WARP_ROWS // (2 if peer is None else 4), load(0)
+    for step in cutlass.range_constexpr(steps):
+        words, scale = behind
+        if const_expr(peer is not None and step + 1 < steps):  # a step ahead, for which a pair leaves registers
+            behind = load(step + 1)
         for i in cutlass.range_constexpr(2):
             wide = scaled4(words[2 * i], scale) + scaled4(words[2 * i + 1], scale)
-            store16(own + (place ^ (16 * i)), wide, step * 2 * PANEL)
+            place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
+            store16(own ^ place, wide, step * 2 * PANEL)
             if const_expr(peer is not None):
-                send16(theirs + (place ^ (16 * i)), wide, full, step * 2 * PANEL)
+                send16(theirs ^ place, wide, full, step * 2 * PANEL)
+        if const_expr(peer is None and step + 1 < steps):
+            behind = load(step + 1)
 
 
 @dsl_user_op

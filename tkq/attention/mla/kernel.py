@@ -38,6 +38,7 @@ class Mla:
     producer warps, of such a cluster half by each block, see `mla.float8_producer`; all rings have two stages then.
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
+    With 128 heads P(i) is handed over behind the first products of S(i + 1), which then wait for nothing.
 
       pipe     full (arrivals)                                       empty (arrivals)
       left     every producer thread's copies, and each warp (132)   warps of the left half (4)
@@ -135,6 +136,9 @@ class Mla:
             for stage in range(PAIR):
                 tk.init(smem.scored[stage], 4)
 
+        if const_expr(self.config.multicast > 0):
+            if tk.warp_id() == 0:
+                tk.prefetch(g.latent)
         tk.init_block(initialise, self.config.cluster)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
             cute.arch.griddepcontrol_wait()

@@ -34,7 +34,7 @@ class Output:
             regs.norm.tensor[r] = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
         tk.sync(INVERSE_IS_READ, ALL)  # that of the segment before
         tk.store_rows(smem.inverse[None, 0], regs.norm, 0, ROWS)
-        tk.sync(INVERSE_IS_THERE, ALL)
+        tk.sync_arrive(INVERSE_IS_THERE, ALL)  # and on to the next segment, whatever the others still have to do
         self.log_sum(g, lse, s)
 
     @cute.jit

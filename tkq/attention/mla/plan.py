@@ -11,7 +11,8 @@ def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> Mla
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
     if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
         return MlaConfig(deep=2, pair=pairs(tiles, together))
-    return MlaConfig(multicast=0 if spec.sparse else multicast(page, tiles, together))
+    blocks = 0 if spec.sparse else multicast(page, tiles, together)
+    return MlaConfig(multicast=blocks, late_p=blocks == 2)  # of many heads, which products bound and not reading
 
 
 def pairs(tiles: int, together: int) -> bool:

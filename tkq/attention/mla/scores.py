@@ -8,6 +8,7 @@ from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.output import Output as Refusal
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.copies import copy_panels, query_rows
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
@@ -29,7 +30,8 @@ class Scores:
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
-                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
+                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), p=smem.p_pipe.ring(),
+                     segment=smem.segment_pipe.ring())
 
     @cute.jit
     def run(self, g, smem):
@@ -50,14 +52,27 @@ class Scores:
         s = Segment.read(smem, regs.segment)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))
-        self.keys.limits(g, regs, s, g.queries)
+        self.rest_of_q(g, smem, s)
         self.load_q(g, regs, s)
-        tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)
+        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))  # while Q is on its way
+        self.keys.limits(g, regs, s, g.queries)
+        cute.arch.cp_async_wait_group(0)
+        tk.publish()
+        tk.sync(Q_IS_THERE, tk.WARPGROUP)
         for block in cutlass.range(s.first, s.end, unroll=1):
-            self.block(g, smem, regs, block)
+            self.block(g, smem, regs, block, block > s.first)
+        if const_expr(self.config.late_p):
+            self.hand_over(smem, regs)
         tk.quad_sum(regs.norm)
         self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
+
+    def rest_of_q(self, g, smem, s):
+        """The columns that there are no registers for. All of this warpgroup have done with those of the segment
+        before: they met at its end."""
+        rows = query_rows(g, s)
+        copy_panels(smem.q, 0, rows, (6, 8), 2)
+        copy_panels(smem.q_rope, 0, rows, (8, 9))
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_q(self, g, regs, s):
@@ -77,11 +92,15 @@ class Scores:
                         words[2 * j + r] = pairs[j]
 
     @cute.jit
-    def block(self, g, smem, regs, block):
+    def block(self, g, smem, regs, block, behind):
+        """behind: is there a block before, whose P may still have to be handed over?"""
         deep, pair = regs.deep.stage, regs.pair.stage
         smem.left_pipe.wait(regs.deep)
         see_tile(self.config)
         tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
+        if const_expr(self.config.late_p):
+            if behind:
+                self.hand_over(smem, regs)
         smem.rope_pipe.wait(regs.pair)
         smem.right_pipe.wait(regs.pair)
         see_tile(self.config)
@@ -95,10 +114,16 @@ class Scores:
         smem.p_pipe.acquire_empty(regs.pair)
         tk.store(smem.p[pair], regs.s)
         tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
-        tk.publish()
-        smem.p_pipe.commit(regs.pair)
+        if const_expr(not self.config.late_p):
+            self.hand_over(smem, regs)
         regs.deep.advance()
         regs.pair.advance()
+
+    def hand_over(self, smem, regs):
+        """P, with the factors of O's rows."""
+        tk.publish()
+        smem.p_pipe.commit(regs.p)
+        regs.p.advance()
 
     @cute.jit
     def softmax(self, g, smem, regs, block):

@@ -5,8 +5,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
-from tkq.attention.mla.copies import copy_panels, query_rows
-from tkq.attention.mla.output import ALL, INVERSE_IS_READ, Q_IS_THERE, Output
+from tkq.attention.mla.output import ALL, INVERSE_IS_READ, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Values as State
 from tkq.attention.mla.tiles import see_tile
@@ -14,7 +13,7 @@ from tkq.tile.assembly import ptx
 
 
 class Values:
-    """O += P V, of one half. The left one also loads the part of Q that the scores have no registers for."""
+    """O += P V, of one half."""
 
     def __init__(self, spec, config, left):
         self.config, self.output, self.left = config, Output(spec), left
@@ -37,22 +36,10 @@ class Values:
         s = Segment.read(smem, regs.segment)
         for o in regs.o:
             tk.zero(o)
-        if const_expr(self.left):
-            self.rest_of_q(g, smem, s)
         regs.ahead.advance()
         for block in cutlass.range(s.first, s.end, unroll=1):
             self.block(smem, regs, block + 1 < s.end)
         self.output.values(g, smem, regs, Segment.read(smem, regs.segment), 0 if self.left else HALF)
-
-    def rest_of_q(self, g, smem, s):
-        """The scores of the segment before are done: all met at its end."""
-        rows = query_rows(g, s)
-        copy_panels(smem.q, 0, rows, (6, 8), 2)
-        copy_panels(smem.q_rope, 0, rows, (8, 9))
-        cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
-        tk.publish()
-        tk.sync_arrive(Q_IS_THERE, 2 * tk.WARPGROUP)
 
     @cute.jit
     def clear(self, smem, tile, stage):
