@@ -10,6 +10,7 @@ WINDOWS = tuple(f"{WINDOWS[0]}[{case}]" for case in ("two_level-128", "two_level
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
+SCALED = ("tests/gpu/tile/test_tile_narrow.py::test_copy_e4m3_scaled",)
 LENGTHS, STAYS, PACKED, IN_USE, PAGES, NOT_THERE = (
     ("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
         "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed",
@@ -18,8 +19,10 @@ LENGTHS, STAYS, PACKED, IN_USE, PAGES, NOT_THERE = (
 MUTANTS = (
     *family(
         "fp8_attention", FOLDER + "softmax.py",
-        ("largest_probability_is_1", "SHIFT = 8.0", "SHIFT = 0.0", NEEDLE),
-        ("largest_probability_is_beyond_e4m3", "SHIFT = 8.0", "SHIFT = 10.0", SIZES),
+        ("largest_probability_is_small", "self.lift = 0.0 if config.halves else SHIFT", "self.lift = -SHIFT", NEEDLE),
+        ("largest_probability_is_beyond_e4m3", "self.lift = 0.0 if config.halves else SHIFT", "self.lift = 2.0",
+         SIZES),
+        ("o_is_of_the_scaled_p", "tk.mul(regs.last_norm, regs.last_norm, 2.0 ** -SHIFT)", "pass", SIZES),
         ("max_stays", "found = found | (row_max < -self.lift) | (top * self.factor(g, regs) - row_max > self.lift)",
          "found = found | (row_max < -self.lift)", MOVING),
         ("rows_below_zero_are_in_range",
@@ -152,6 +155,8 @@ MUTANTS = (
         ("rows_of_p_swapped",
          "first = 8 * i + 2 * row  # elements: two columns, the same of the other row, then eight columns on",
          "first = 8 * i + 2 * (1 - row)", SIZES),
-        ("columns_of_p_in_their_own_order", "words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])",
-         "words[2 * i + row] = _cvt4([s[first + j] for j in (4, 5, 0, 1)])", SIZES)),
+        ("columns_of_p_in_their_own_order", "words[2 * i + row] = convert([s[first + j] for j in (0, 1, 4, 5)])",
+         "words[2 * i + row] = convert([s[first + j] for j in (4, 5, 0, 1)])", SIZES),
+        ("bits_of_p_cut_off", '''"mad.lo.u32 lo, lo, 2, 0x00800080; mad.lo.u32 hi, hi, 2, 0x00800080; "''',
+         '''"mad.lo.u32 lo, lo, 2, 0; mad.lo.u32 hi, hi, 2, 0; "''', SCALED)),
 )

@@ -12,13 +12,15 @@ SHIFT = 8.0
 
 
 class Fp8Softmax:
-    """As ``Softmax`` of ``tkq.attention.forward``, whose masks and statistics it has; ``max`` is ``SHIFT`` below the
-    largest score that a row has seen, as an exponent. Only where one is larger is more than that decided.
+    """As ``Softmax`` of ``tkq.attention.forward``, whose masks and statistics it has; ``max`` is the largest score that
+    a row has seen, as an exponent, and only where one is larger is more than that decided. P is multiplied by 2 **
+    SHIFT as it is rounded (``copy_e4m3_scaled``), and O by its inverse in the end; without ``halves`` max is ``lift``,
+    as much, below the largest score.
     The norm is summed up before P is rounded: rounding errors of a row's keys mostly cancel each other out.
 
     The factor of the scores has the descales of q and k in it. It is above 0, so that the integer maximum of
     ``largest_of_bits`` finds the largest score: of negative ones alone it may find any, which is in range where 0 is,
-    and max is -SHIFT or more where that is looked at."""
+    and max is -lift or more where that is looked at."""
 
     def __init__(self, spec, config):
         self.spec, self.config, self.base = spec, config, Softmax(spec, config)
