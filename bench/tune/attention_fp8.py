@@ -33,7 +33,8 @@ CHANGES = {
     "free": dict(ping_pong=False), "static": dict(schedule="static"),
     **{turn: dict(turn=turn) for turn in TURNS},
     "serial": dict(overlap=False, ping_pong=False),
-    "2parts": dict(parts=2, products=1), "4parts": dict(parts=4, products=1), "2together": dict(products=2), "f2fp": dict(halves=False),
+    "2parts": dict(parts=2, products=1), "4parts": dict(parts=4, products=1), "2together": dict(products=2),
+    "f2fp": dict(halves=False),
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {

@@ -67,8 +67,8 @@ def _name(spec):
 
 def _expectation(spec):
     """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; P rounded by way of
-    float16. Registers handed from the producer to the consumers. In memory a few of a task, none of a step: where masks, sums of
-    two levels and either 256 columns or finding tasks among sequences leave too few registers."""
+    float16. Registers handed from the producer to the consumers. In memory a few of a task, none of a step: where
+    masks, sums of two levels and either 256 columns or finding tasks among sequences leave too few registers."""
     config = plan(spec)
     products = 2 * (spec.head_dim + config.parts * config.kv) // 32
     loads = ("UTMALDG.3D",) if spec.varlen else ("UTMALDG.4D",)
