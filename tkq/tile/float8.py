@@ -33,38 +33,16 @@ def copy_e4m3(dst: RegTile, src: RegTile):
     An accumulator has two neighbouring columns a thread, an operand of 8 bits four: so the columns of each 16 come in
     another order, ``operand_column``, that operand b's rows must have too: a sum over them does not depend on it. Each
     thread, its own elements."""
-    _copy("copy_e4m3", dst, src, _cvt4)
-
-
-def copy_e4m3_scaled(dst: RegTile, src: RegTile):
-    """dst = 2 ** 8 * src rounded to e4m3, to nearest, of ties to the larger one; src is from 0 to 1.75, else dst is
-    undefined. Columns come in ``copy_e4m3``'s order.
-
-    2 ** -8 of a number of e4m3 has its bits in float16, also where it is subnormal, with seven more behind. Those are
-    rounded away by an addition, and four bytes gathered: five instructions, each as fast as an addition of integers."""
-    _copy("copy_e4m3_scaled", dst, src, _cvt4_scaled)
-
-
-def _copy(what, dst, src, convert):
     for name, x, dtype in (("dst", dst, Float8E4M3FN), ("src", src, Float32)):
         if not isinstance(x, RegTile) or x.dtype is not dtype:
-            raise TypeError(f"{what}: {name} is {x}, allowed are an e4m3 dst and an fp32 src, register tiles")
+            raise TypeError(f"copy_e4m3: {name} is {x}, allowed are an e4m3 dst and an fp32 src, register tiles")
     if dst.cols != src.cols:
-        raise ValueError(f"{what}: src is {src}, dst is {dst}: as many columns are allowed")
+        raise ValueError(f"copy_e4m3: src is {src}, dst is {dst}: as many columns are allowed")
     words, s = cute.recast_tensor(dst.tensor, Int32), src.tensor
     for i in range(src.cols // OPERAND_GROUP):
         for row in range(2):
             first = 8 * i + 2 * row  # elements: two columns, the same of the other row, then eight columns on
-            words[2 * i + row] = convert([s[first + j] for j in (0, 1, 4, 5)])
-
-
-@dsl_user_op
-def _cvt4_scaled(four, *, loc=None, ip=None):
-    # A shift to the left by one: so the bits of e4m3 begin a byte, behind a sign of 0. 0x80: half of its last place.
-    return Int32(ptx([Float32(x) for x in four],
-                     "{ .reg .b32 lo, hi; cvt.rz.f16x2.f32 lo, $2, $1; cvt.rz.f16x2.f32 hi, $4, $3; "
-                     "mad.lo.u32 lo, lo, 2, 0x00800080; mad.lo.u32 hi, hi, 2, 0x00800080; "
-                     "prmt.b32 $0, lo, hi, 0x7531; }", "=r,f,f,f,f", loc, ip, T.i32(), pure=True))
+            words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])
 
 
 @dsl_user_op

@@ -53,23 +53,9 @@ def test_copy_e4m3(cols):
     a = normal("fp32", 64, cols) * torch.logspace(-5, 4, cols, device="cuda")
     a[3, 5], a[8, 1], a[9, 2] = math.nan, math.inf, -math.inf
     out = poisoned("e4m3", 64, cols)
-    run("narrow:build_e4m3", (cols, False), (a, out))
+    run("narrow:build_e4m3", (cols,), (a, out))
     order = [16 * (i // 16) + operand_column(i % 16) for i in range(cols)]
     same(out, a[:, order].clamp(-448, 448).to(out.dtype), "e4m3")
-
-
-def test_copy_e4m3_scaled():
-    """Numbers of all sizes, those of e4m3 themselves, and ties: to the larger one."""
-    cols = 128
-    a = torch.rand(64, cols, device="cuda").mul_(torch.logspace(-6, 0, cols, device="cuda")).mul_(1.75)
-    every = torch.arange(0x7F, device="cuda", dtype=torch.uint8).view(torch.float8_e4m3fn).float() / 256
-    a[0, :127], a[1, :126], a[2] = every, (every[1:] + every[:-1]) / 2, 2.0 ** -30
-    out = poisoned("e4m3", 64, cols)
-    run("narrow:build_e4m3", (cols, True), (a, out))
-    order = [16 * (i // 16) + operand_column(i % 16) for i in range(cols)]
-    wanted = (a * 256).to(out.dtype)
-    wanted[1, :126] = (every[1:] * 256).to(out.dtype)
-    same(out, wanted[:, order], "e4m3")
 
 
 @pytest.mark.parametrize("roles", cases.ROLES, ids=str)

@@ -19,8 +19,7 @@ class Fp8Config:
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
     parts: O's columns are multiplied in as many parts: with two_level, registers of ``products`` parts, which are in
     flight at once, are enough. polynomial: every n-th exponential of a block without a mask is computed as a
-    polynomial, 0: none. halves: P is rounded by way of float16. registers: of a producer's thread and a consumer's;
-    without, tkq.tile's own."""
+    polynomial, 0: none. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -34,7 +33,6 @@ class Fp8Config:
     parts: int = 1
     products: int = 1
     polynomial: int = 0
-    halves: bool = True
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1

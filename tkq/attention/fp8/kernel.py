@@ -43,7 +43,7 @@ class Fp8Forward:
 
       V      is transposed in memory: products of 8 bits need both operands contiguous along the sum. Its keys lie in
              the order in which a thread has the columns of S, so that S becomes P without an exchange.
-      P      is multiplied by 2 ** 8 as it is rounded (``Fp8Softmax``)
+      P      has its largest value near 2 ** 8 (``Fp8Softmax``)
       P V    two_level: each block's product begins at zero and is then added to O in float32, as the tensor cores keep
              fewer bits of a sum than float32 has; fast: they add it to O
 

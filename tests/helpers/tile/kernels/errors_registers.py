@@ -149,9 +149,6 @@ REGISTERS = {
     "copy_e4m3_shape": (
         lambda x: tk.copy_e4m3(tk.rt(64, E4M3), tk.rt_fl(32)),
         ValueError, "copy_e4m3: src is 64 x 32 fp32"),
-    "copy_e4m3_scaled_type": (
-        lambda x: tk.copy_e4m3_scaled(tk.rt(64, E4M3), tk.rt_bf(64)),
-        TypeError, "copy_e4m3_scaled: src is 64 x 64 bf16"),
     "fill_fp8_rows": (
         lambda x: tk.right_fill(tk.rt(32, E4M3), 3, 0.0),
         TypeError, "64 x 32 e4m3"),

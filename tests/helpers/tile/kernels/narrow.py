@@ -43,13 +43,13 @@ def build_narrow(dtype, cols):
         tensor("int32", 1), tensor(dtype, len(NARROW), 64, cols)))
 
 
-def build_e4m3(cols, scaled):
-    """a fp32 (64, cols): out (64, cols) e4m3, as an A operand has it; scaled: 2 ** 8 times a."""
+def build_e4m3(cols):
+    """a fp32 (64, cols): out (64, cols) e4m3, as an A operand has it."""
     @cute.jit
     def body(a, out):
         ta, td = tk.rt_fl(cols), tk.rt(cols, tk.element_type("e4m3"))
         get(ta, a)
-        (tk.copy_e4m3_scaled if cutlass.const_expr(scaled) else tk.copy_e4m3)(td, ta)
+        tk.copy_e4m3(td, ta)
         for i in cutlass.range_constexpr(cols // 2):
             byte, row, half, step = i % 4, i // 4 % 2, i // 8 % 2, i // 16
             col = 32 * step + 16 * half + 4 * (tk.lane_id() % 4) + byte
