@@ -45,25 +45,6 @@ def copy_e4m3(dst: RegTile, src: RegTile):
             words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])
 
 
-def copy_e4m3_scaled(dst: RegTile, src: RegTile):
-    """dst = 2 ** 8 * src rounded to e4m3, of src from 0 to 1.75; ties go up. As ``copy_e4m3`` otherwise, by 16 bits:
-    2 ** -8 of a number of e4m3 has the same bits in float16, subnormal numbers too, with seven more behind. Five
-    instructions for four elements, none of which is a slow conversion."""
-    words, s = cute.recast_tensor(dst.tensor, Int32), src.tensor
-    for i in range(src.cols // OPERAND_GROUP):
-        for row in range(2):
-            first = 8 * i + 2 * row
-            words[2 * i + row] = _cvt4_scaled([s[first + j] for j in (0, 1, 4, 5)])
-
-
-@dsl_user_op
-def _cvt4_scaled(four, *, loc=None, ip=None):
-    return Int32(ptx([Float32(x) for x in four],
-                     "{ .reg .b32 lo, hi; cvt.rz.f16x2.f32 lo, $2, $1; cvt.rz.f16x2.f32 hi, $4, $3; "
-                     "mad.lo.u32 lo, lo, 2, 0x00800080; mad.lo.u32 hi, hi, 2, 0x00800080; "
-                     "prmt.b32 $0, lo, hi, 0x7531; }", "=r,f,f,f,f", loc, ip, T.i32(), pure=True))
-
-
 @dsl_user_op
 def _cvt4(four, *, loc=None, ip=None):
     return Int32(ptx([Float32(x) for x in four],

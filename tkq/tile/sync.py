@@ -377,13 +377,8 @@ class PingPong:
             sync(self.barrier + self.me, 2 * WARPGROUP)
 
     @cute.jit
-    def give(self, after=None):
-        """Hand the turn on. The warpgroup together; as often as ``take``.
-
-        after: an fp32 number of this thread, 0 or more or NaN, that is computed first: the assembler moves what it can
-        across the barrier."""
+    def give(self):
+        """Hand the turn on. The warpgroup together; as often as ``take``. The assembler moves what it can across it."""
         if const_expr(self.enabled and self.groups > 1):
             following = Int32(0) if self.me == self.groups - 1 else self.me + 1
-            if const_expr(after is not None):
-                following = following + Int32(after < Float32(0.0))  # never, as the assembler does not know
             sync_arrive(self.barrier + following, 2 * WARPGROUP)

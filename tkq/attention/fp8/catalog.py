@@ -67,11 +67,10 @@ def _name(spec):
 
 def _expectation(spec):
     """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; P rounded two at a time.
-    Registers handed from the producer to the consumers. In memory a few of a task, none of a step: where masks, sums of
-    two levels and either 256 columns or finding tasks among sequences leave too few registers."""
+    Registers handed from the producer to the consumers. In memory some of a task, none of a step, where O has four
+    tiles."""
     config = plan(spec)
     products = 2 * (spec.head_dim + config.parts * config.kv) // 32
     loads = ("UTMALDG.3D",) if spec.varlen else ("UTMALDG.4D",)
-    few = spec.two_level and spec.causal and (spec.head_dim == 256 or spec.varlen)
-    return Expectation(tensor=products, local_memory=12 * few, absent=("HGMMA",), instructions=(
+    return Expectation(tensor=products, local_memory=12 * (config.parts > 2), absent=("HGMMA",), instructions=(
         *loads, "USETMAXREG", "QGMMA", "F2FP.SATFINITE.E4M3", "STG.E.128"))

@@ -33,7 +33,6 @@ class Fp8Config:
     parts: int = 1
     products: int = 1
     polynomial: int = 0
-    halves: bool = False
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1

@@ -97,7 +97,7 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs)
-        self.round(regs)
+        tk.copy_e4m3(regs.p, regs.s)
 
     @cute.jit
     def steps(self, g, smem, regs):
@@ -122,11 +122,7 @@ class Consumer:
 
     @cute.jit
     def overlapped(self, g, smem, regs, i, sides: Constexpr[int]):
-        """S and its softmax over the P @ V of the block before.
-
-        The turn is handed on before the exponentials, and P @ V waited for between their halves: the assembler, which
-        would move them, keeps them where the branches of ``correct_before`` are."""
-        half, cols = self.config.kv // 16 * 8, self.config.kv
+        """S and its softmax over the P @ V of the block before."""
         smem.k_pipe.wait(regs.k)
         regs.ping_pong.take()
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
@@ -136,39 +132,12 @@ class Consumer:
             regs.ping_pong.give()
         tk.mma_wait(1)
         self.release(smem.k_pipe, regs.k)
-        moved = self.softmax.look(g, regs, i, sides)
-        if const_expr(self.config.turn == "range"):
-            regs.ping_pong.give()
-        self.correct_before(regs, moved, 0)
-        self.softmax.exponentials(g, regs, sides, 0, half)
-        self.correct_before(regs, moved, 1)
-        self.softmax.exponentials(g, regs, sides, half, cols - half)
+        moved = self.softmax.step(g, regs, i, sides)
         tk.mma_wait(0)
         self.release(smem.v_pipe, regs.v)
-        self.promote_corrected(regs)
-        self.round(regs)
-
-    @cute.jit
-    def correct_before(self, regs, moved, row: Constexpr[int]):
-        """O so far, after max has moved, while a P @ V of the max before is on its way: of two levels, one of a
-        thread's rows, and ``promote_corrected`` does the same to the product; else both of them, with the product in
-        them, at the second."""
-        if const_expr(self.spec.two_level):
-            if moved:
-                self.correct_row(regs, row)
-        elif const_expr(row == 1):
-            if moved:
-                tk.mma_wait(0)
-                tk.mul_row(regs.o[0], regs.o[0], regs.correct)
-
-    def correct_row(self, regs, row):
-        o = regs.o[0].rows_view[row, None]
-        o.store(o.load() * regs.correct.tensor[row])
-
-    def promote_corrected(self, regs):
-        """Of two levels: the product, when it is there, is added to O; times what O was multiplied by, mostly 1."""
-        if self.spec.two_level:
-            tk.fma_outer(regs.o[0], regs.product[0], regs.correct, [Float32(1.0)])
+        self.promote(regs, 0)
+        tk.copy_e4m3(regs.p, regs.s)
+        self.correct_if(regs, moved)
 
     @cute.jit
     def serial(self, g, smem, regs, i, sides: Constexpr[int]):
@@ -178,11 +147,8 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
-        self.round(regs)
+        tk.copy_e4m3(regs.p, regs.s)
         self.correct_if(regs, moved)
-
-    def round(self, regs):
-        (tk.copy_e4m3_scaled if self.config.halves else tk.copy_e4m3)(regs.p, regs.s)
 
     def multiply(self, smem, regs, part):
         """Begin the P @ V of a tile of O: by itself, or as a part of the sum."""
@@ -198,10 +164,11 @@ class Consumer:
             tk.add(regs.o[part], regs.o[part], self.product(regs, part))
 
     def product(self, regs, part):
+        """Where a part's P @ V is until it is added."""
         return regs.product[part % self.config.products]
 
     def values(self, smem, regs):
-        """O += P @ V."""
+        """O += P @ V: a part is added while the next one is multiplied, where ``products`` are in flight."""
         smem.v_pipe.wait(regs.v)
         parts, ahead = self.config.parts, self.config.products
         for part in range(ahead):

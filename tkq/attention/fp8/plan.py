@@ -49,7 +49,9 @@ def _of_64_columns(two_level):
 def _packed(spec):
     """Finding a task among sequences takes the producer more registers than three consumers leave it, or two by
     default; a tile of V is of one sequence, so its keys divide those that are transposed together. At 256 columns the
-    rest is too few for an S under P V."""
+    rest is too few for an S under P V. At 128 of two levels the assembler moves all exponentials of some kernels before
+    a turn that is handed on after the range check."""
     if spec.head_dim < 256:
-        return Fp8Config(registers=(40, 232))
+        moved = spec.head_dim == 128 and spec.two_level
+        return Fp8Config(turn="products" if moved else "range", registers=(40, 232))
     return Fp8Config(overlap=False, parts=2 if spec.two_level else 1, q_stages=1, ping_pong=False, registers=(40, 232))

@@ -22,7 +22,6 @@ class Fp8Softmax:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.base = spec, config, Softmax(spec, config)
-        self.lift = 0.0 if config.halves else SHIFT
         self.scaled = "q" in spec.descales or "k" in spec.descales
 
     def factor(self, g, regs):
@@ -35,22 +34,17 @@ class Fp8Softmax:
         tk.neg_infty(regs.max)
         self.base.scores(g, regs, 0, RIGHT | LEFT)
         self.move(g, regs, guarded=True)
-        self.exponentials(g, regs, RIGHT | LEFT, 0, regs.s.cols)
+        self.exponentials(g, regs, guarded=True)
 
     def step(self, g, regs, i, sides):
         """S, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O must be rescaled?"""
-        moved = self.look(g, regs, i, sides)
-        self.exponentials(g, regs, sides, 0, regs.s.cols)
-        return moved
-
-    def look(self, g, regs, i, sides):
-        """What comes before the exponentials: the mask, and max of those rows whose scores it is too far below. correct
-        becomes what that takes from O, 1 of the other rows."""
         self.base.scores(g, regs, i, sides)
-        tk.fill(regs.correct, 1.0)
-        moved = self.out_of_range(g, regs)
-        self.move_if(g, regs, moved, bool(sides & RIGHT))
+        moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
+        self.move_if(g, regs, moved, guarded)
+        if self.config.turn == "range":
+            regs.ping_pong.give()
+        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial)
         return moved
 
     @cute.jit
@@ -59,7 +53,7 @@ class Fp8Softmax:
         for r in cutlass.range_constexpr(2):
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]
-            found = found | (row_max < -self.lift) | (top * self.factor(g, regs) - row_max > self.lift)
+            found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
@@ -86,18 +80,17 @@ class Fp8Softmax:
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
-            stays = (row_max >= -self.lift) & (found - row_max <= self.lift)
-            regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - self.lift)
+            stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
+            regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
-    def exponentials(self, g, regs, sides, first, n):
-        """n columns of S become exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. Each
-        ``polynomial``-th by one, where no score is -inf."""
-        s = tk.columns(regs.s, first, n)
-        self.base.find_shift(regs, bool(sides & RIGHT))
-        tk.mul(s, s, self.factor(g, regs))  # one FFMA with the next line
-        tk.sub_row(s, s, regs.shift)
-        tk.exp2_polynomial(s, s, 0 if sides else self.config.polynomial)
-        tk.row_sum_partial(regs.norm, s, regs.norm)
+    def exponentials(self, g, regs, guarded, polynomial=0):
+        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
+        polynomial: as in the config, where no score is -inf."""
+        self.base.find_shift(regs, guarded)
+        tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
+        tk.sub_row(regs.s, regs.s, regs.shift)
+        tk.exp2_polynomial(regs.s, regs.s, polynomial)
+        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
 
     def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes what O is multiplied by in the end: its reciprocal, or 0 for a row
@@ -105,5 +98,3 @@ class Fp8Softmax:
         self.base.statistics(g, regs, lse)
         if const_expr("v" in self.spec.descales):
             tk.mul(regs.last_norm, regs.last_norm, regs.factors[1])
-        if const_expr(self.config.halves):
-            tk.mul(regs.last_norm, regs.last_norm, 2.0 ** -SHIFT)
