@@ -291,8 +291,8 @@ def mla_float8():
 
 
 CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, delta_blocks, attention,
-         attention_overlap_tasks, attention_cluster, attention_fp8, attention_fp8_parts, attention_wide, attention_wide_backward,
-         attention_wide_cluster, attention_packed, attention_window,
+         attention_overlap_tasks, attention_cluster, attention_fp8, attention_fp8_parts, attention_wide,
+         attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)
