@@ -30,6 +30,8 @@ class Held:
     half: tk.RegTile  # outputs of half of the tokens
     some: tk.RegTile  # outputs of a block of 16
     given: tk.RegTile  # with the delta rule, w of a block
+    lacking: tk.RegTile  # of a block with bounded gates: what the inverse takes
+    rest: tk.RegTile  # what rounding left of that
 
 
 class At(NamedTuple):
@@ -59,7 +61,7 @@ class ChannelState:
         K = self.spec.head_dim
         return Held(tk.rt_fl(K), tk.rt(K, dtype), tk.rt(CHUNK, dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, dtype),
                     tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK), tk.rt_fl(CHUNK // 2),
-                    tk.rt_fl(EDGE), tk.rt_fl(EDGE))
+                    tk.rt_fl(EDGE), tk.rt_fl(EDGE), tk.rt_fl(EDGE), tk.rt(CHUNK, dtype))
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -136,7 +138,7 @@ class ChannelState:
             multiply = tk.mma_ABt
         tk.mma_wait(1)
         self.correct(c, s, at, block)
-        tk.mma_wait(1)
+        tk.mma_wait(2)
         self.scale_outputs(c, c.some, g, s, (at, block * EDGE))
         tk.mma_wait(0)
         tk.copy(tk.columns(c.v, block * EDGE, EDGE), c.given)
@@ -169,11 +171,17 @@ class ChannelState:
 
     def correct(self, c, s, at, block):
         """c.given, a block's corrected values, is under way: of values and what the state gives for keys of any
-        length."""
-        v, beta = tk.columns(c.v, block * EDGE, EDGE), self.of_block(c.beta, s.delta.beta, at, block)
-        tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta,
-                        self.of_block(c.erase, s.delta.erase, at, block))
-        tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
+        length. What the inverse takes is an operand in two parts, as it is sums that cancel where keys are alike."""
+        there, inside = (block * EDGE, EDGE), dict(b_part=block, k=(block * EDGE, (block + 1) * EDGE))
+        v = tk.columns(c.v, *there)
+        tk.copy(c.lacking, v)
+        tk.mul_col(c.lacking, c.lacking, self.of_block(c.erase, s.delta.erase, at, block))
+        tk.mul_col(c.given, c.given, self.of_block(c.beta, s.delta.beta, at, block))
+        tk.sub(c.lacking, c.lacking, c.given)
+        tk.copy(v, c.lacking)
+        tk.apply_narrow(tk.columns(c.rest, *there), lambda x, rounded: x - rounded, c.lacking, v)
+        tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], **inside)
+        tk.mma_ABt(c.given, c.rest, s.delta.inverse[at.scores], **inside)
 
     def take_up_block(self, c, s, at, block):
         """A block's outputs, and the state behind it."""
