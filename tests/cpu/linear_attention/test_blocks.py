@@ -175,6 +175,21 @@ def test_scores_and_their_places(now):
         assert torch.equal(back(to, CHUNK), want)
 
 
+def test_two_parts_of_the_inverse(now, monkeypatch):
+    """Side by side, the second one as `rest_of` has it; together they are the numbers within 2^-16."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(pairs, "_cvt2", lambda x, y, dtype: tuple(torch.tensor([x, y]).bfloat16().tolist()))
+    x, to = torch.randn(4, EDGE, EDGE, dtype=torch.float64), Memory([(0.0, 0.0)] * (CHUNK * CHUNK // 2))
+    for now.thread in range(128):
+        pairs.put_two(to, held(now, x[now.thread // 32]), None)
+    found = back(to, CHUNK)
+    for block in range(4):
+        rows, (first, count) = slice(EDGE * block, EDGE * block + EDGE), pairs.rest_of(block)
+        upper, rest = found[rows, rows], found[rows, first:first + count]
+        assert torch.equal(upper, x[block].bfloat16().double())
+        assert ((upper + rest - x[block]).abs() <= 2.0**-16 * x[block].abs()).all() and rest.any()
+
+
 def test_places_of_the_inverse(now):
     """Each warp's L is a matrix of its own, and what comes back is the lane's part of the inverse."""
     torch.manual_seed(0)

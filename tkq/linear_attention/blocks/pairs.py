@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import BFloat16, Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import warp as warp_ops
 
 import tkq.tile as tk
@@ -98,11 +98,12 @@ def words(tile: tk.SharedTile) -> Any:
     return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
 
 
-def block_words(tile: tk.SharedTile):
-    """A warp's block on the diagonal of 64 x 64: where a lane's words of the tile are, [r][n]."""
+def block_words(tile: tk.SharedTile, beside=0):
+    """A warp's block on the diagonal of 64 x 64, or so many blocks beside it, from the last one to the first: where a
+    lane's words of the tile are, [r][n]."""
     row, warp = tk.lane_id() // 4, tk.warp_id() % 4
-    first = (warp * EDGE + row) * ROW
-    return words(tile), [[first + 8 * r * ROW + (((8 * warp + 4 * n) ^ (4 * row)) + tk.lane_id() % 4)
+    first, column = (warp * EDGE + row) * ROW, (warp + beside) % (CHUNK // EDGE)
+    return words(tile), [[first + 8 * r * ROW + (((8 * column + 4 * n) ^ (4 * row)) + tk.lane_id() % 4)
                           for n in range(2)] for r in range(2)]
 
 
@@ -112,3 +113,29 @@ def put_block(to, x, dtype):
     for r in range(2):
         for n in range(2):
             tile[at[r][n]] = _cvt2(x[2 * r, 0, n], x[2 * r + 1, 0, n], dtype)
+
+
+def put_two(tile: tk.SharedTile, x, dtype):
+    """A product of 16 x 16 in two parts: rounded, and what that leaves in the block beside it (see `rest_of`). Of keys
+    that are alike, rounding alone would move the inverse's elements the same way, and corrected values with them."""
+    (to, at), (_, beside) = block_words(tile), block_words(tile, 1)
+    for r in range(2):
+        for n in range(2):
+            two = x[2 * r, 0, n], x[2 * r + 1, 0, n]
+            rounded = _cvt2(*two, dtype)
+            held = unpacked(rounded, dtype)
+            to[at[r][n]], to[beside[r][n]] = rounded, _cvt2(two[0] - held[0], two[1] - held[1], dtype)
+
+
+def rest_of(block):
+    """(first, how many) columns of a block's second part."""
+    return (block + 1) % (CHUNK // EDGE) * EDGE, EDGE
+
+
+def unpacked(word, dtype):
+    """Two numbers of 16 bits, as fp32."""
+    if dtype is BFloat16:
+        return (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
+    two = cute.make_rmem_tensor((2,), dtype)
+    cute.recast_tensor(two, Int32)[0] = word
+    return [Float32(two[e]) for e in range(2)]

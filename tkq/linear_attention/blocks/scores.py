@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.pairs import EDGE, BlockInverse, block_words, keep, products, put_block
+from tkq.linear_attention.blocks.pairs import EDGE, BlockInverse, block_words, keep, products, put_block, put_two
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.tile.dtypes import element_type
@@ -81,7 +81,7 @@ class BlockScores:
         keep(lower, False, [cute.arch.shuffle_sync(beta, row + 8 * r) for r in range(2)], decay)
         self.inverse.invert(s.lower[None, 0], lower)
         put_block(block_words(s.p[out]), p, self.dtype)
-        put_block(block_words(s.inverse[out]), lower, self.dtype)
+        put_two(s.inverse[out], lower, self.dtype)
 
     def running(self, x):
         """Of 16 lanes, up to each one's."""

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.pairs import EDGE
+from tkq.linear_attention.blocks.pairs import EDGE, rest_of
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -21,11 +21,10 @@ class Held:
     s: tk.RegTile  # the state, transposed: V by K
     s16: tk.RegTile  # the same, rounded: an operand
     v: tk.RegTile  # a chunk's values, transposed, then what is written
-    u: tk.RegTile  # what rounding left of these, then with what decays to their block's end
+    u: tk.RegTile  # the same for the inverse's second part, then with what decays to their block's end
     x: tk.RegTile  # outputs, transposed, rounded
     given: tk.RegTile  # of a block: what the state gives for keys, then what is written
     some: tk.RegTile  # of a block: outputs
-    lacking: tk.RegTile  # of a block: what the inverse takes
     few: tk.ColVec  # factors of a block's tokens
     more: tk.ColVec
 
@@ -36,9 +35,8 @@ class BlockState:
         U = (I + L)^-1 (beta V - beta e^G K S),  O = scale e^G Q S + P U
         S = e^G[15] S + (e^(G[15] - G) U)' K
 
-    What the inverse takes is an operand in two parts: of keys that are alike and a beta of 2 it is sums that cancel, of
-    numbers that a chunk's inverse would not see, as they are of the state there. The state is rounded a few columns at
-    a time while those before them are multiplied, and decays behind that, where it waits for U."""
+    The inverse is an operand in two parts (see `pairs.put_two`). The state is rounded a few columns at a time while
+    those before them are multiplied, and decays behind that, where it waits for U."""
 
     def __init__(self, spec: Any, sequences: Any, piece: int):
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
@@ -47,7 +45,7 @@ class BlockState:
         """Room for them."""
         K, dtype = self.spec.head_dim, element_type(self.spec.dtype)
         return Held(tk.rt_fl(K), tk.rt(K, dtype), *[tk.rt(CHUNK, dtype) for _ in range(3)],
-                    *[tk.rt_fl(EDGE) for _ in range(3)], *[tk.cv(EDGE) for _ in range(2)])
+                    *[tk.rt_fl(EDGE) for _ in range(2)], *[tk.cv(EDGE) for _ in range(2)])
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -91,14 +89,11 @@ class BlockState:
         tk.mma_wait(1)
         self.load(c.few, of.beta, block, scores)
         self.load(c.more, of.erase, block, scores)
-        tk.copy(c.lacking, values)
-        tk.mul_col(c.lacking, c.lacking, c.few)
-        tk.mul_col(c.given, c.given, c.more)
-        tk.sub(c.lacking, c.lacking, c.given)
-        tk.copy(values, c.lacking)
-        tk.apply_narrow(tk.columns(c.u, *there), lambda x, rounded: x - rounded, c.lacking, values)
+        tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, c.given, c.few, c.more)
+        rest = rest_of(block)
+        tk.copy(tk.columns(c.u, *rest), values)
         tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)
-        tk.mma_ABt(c.given, c.u, s.inverse[scores], b_part=block, **inside)
+        tk.mma_ABt(c.given, c.u, s.inverse[scores], b_part=block, k=(rest[0], sum(rest)))
         tk.mma_wait(2)
         self.load(c.few, of.at_query, block, scores)
         tk.mul_col(c.some, c.some, c.few)

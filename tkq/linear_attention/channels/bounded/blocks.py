@@ -14,10 +14,11 @@ from tkq.linear_attention.blocks.pairs import (
     keep,
     products,
     put_block,
+    put_two,
+    unpacked,
     words,
 )
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
-from tkq.linear_attention.channels.columns import unpacked
 from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
@@ -191,7 +192,7 @@ class Blocks:
         keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])
         self.inverse.invert(s.delta.lower[None, team], lower)
         put_block(block_words(s.p[team]), p, BFloat16)
-        put_block(block_words(s.delta.inverse[team]), lower, BFloat16)
+        put_two(s.delta.inverse[team], lower, BFloat16)
 
 
 def two_at(rows: cute.Tensor, mine: Mine, i):
