@@ -50,17 +50,17 @@ def elements():
     return [(r, n, e) for r in range(2) for n in range(2) for e in range(2)]
 
 
-def products(tiles, pairs):
-    """x y' of each pair of tiles of 64 rows, of a warp's 16 rows: two products of 16 x 8 each, registers (4, 1, 2)."""
-    columns, dtype = tiles[0].type.cols, tiles[0].type.dtype
+def products(rows, pairs, columns, dtype):
+    """x y' of each pair of rows, of a warp's 16 of 64: two products of 16 x 8 each, registers (4, 1, 2). rows: functions,
+    n -> the n-th 64 of their columns, a tile."""
     mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(dtype, Float32, (16, 8, 16)))
     sums = [cute.make_rmem_tensor((4, 1, 2), Float32) for _ in pairs]
     for d in sums:
         d.fill(0.0)
     for panel in range(columns // PANEL):
-        held = [tk.rt(PANEL, dtype) for _ in tiles]
-        for x, tile in zip(held, tiles):
-            tk.load(x, panel_of(tile, panel))
+        held = [tk.rt(PANEL, dtype) for _ in rows]
+        for x, of in zip(held, rows):
+            tk.load(x, of(panel))
         for step, n in product(range(PANEL // 16), range(2)):
             for d, (i, j) in zip(sums, pairs):
                 a = cute.make_tensor(held[i].tensor.iterator + 8 * step, cute.make_layout(((2, 2, 2), 1)))
@@ -73,11 +73,10 @@ def products(tiles, pairs):
     return sums
 
 
-def panel_of(tile: tk.SharedTile, panel):
-    """64 of its columns. A slice, as a pointer that is aligned anew loses its swizzle."""
-    if tile.type.cols == PANEL:
-        return tile
-    return tk.SharedTile(tile.staged[None, (None, panel), None], tk.st(CHUNK, PANEL, tile.type.dtype), tile.stage)
+def panels_of(tile: tk.SharedTile):
+    """As `products` takes them, of 64 x 128. Slices, as a pointer that is aligned anew loses its swizzle."""
+    type = tk.st(CHUNK, PANEL, tile.type.dtype)
+    return lambda panel: tk.SharedTile(tile.staged[None, (None, panel), None], type, tile.stage)
 
 
 def keep(x, diagonal, factors, decay: Any = None):
