@@ -51,8 +51,8 @@ def elements():
 
 
 def products(rows, pairs, columns, dtype):
-    """x y' of each pair of rows, of a warp's 16 of 64: two products of 16 x 8 each, registers (4, 1, 2). rows: functions,
-    n -> the n-th 64 of their columns, a tile."""
+    """x y' of each pair of rows, of a warp's 16 of 64: two products of 16 x 8 each, registers (4, 1, 2). rows: of each
+    a function, n -> the n-th 64 of its columns, a tile."""
     mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(dtype, Float32, (16, 8, 16)))
     sums = [cute.make_rmem_tensor((4, 1, 2), Float32) for _ in pairs]
     for d in sums:
