@@ -11,6 +11,7 @@ OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]"
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
 UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
 BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
+ALIKE = ("tests/gpu/linear_attention/test_delta_forward.py::test_hard_inverses[0.0-identical-2.0]",)
 BLOCKS, BLOCKS_PACKED = ("tests/gpu/linear_attention/test_delta_forward.py::test_lengths[300-token]",), (
     "tests/gpu/linear_attention/test_blocks_on_gpu.py::test_packed",)
 BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
@@ -137,7 +138,10 @@ MUTANTS = (
         "linear", "tkq/linear_attention/blocks/pairs.py",
         ("blocks_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
          "there = col + (8 * n + e) < row + (8 * r + 8)", BLOCKS),
-        ("blocks_of_rows_of_another_warp", "first = (warp * EDGE + row) * ROW", "first = row * ROW", BLOCKS),
+        ("blocks_of_rows_of_another_warp",
+         "first, column = (warp * EDGE + row) * ROW, (warp + beside) % (CHUNK // EDGE)",
+         "first, column = row * ROW, (warp + beside) % (CHUNK // EDGE)", BLOCKS),
+        ("inverse_in_one_part", "held = unpacked(rounded, dtype)", "held = two", ALIKE),
         ("blocks_multiplied_by_the_wrong_rows", "words_of_b[e] = of_b[4 * step + n + 2 * e]",
          "words_of_b[e] = of_b[4 * step + 2 * n + e]", BLOCKS),
         ("blocks_of_one_panel", "tk.load(x, panel_of(tile, panel))", "tk.load(x, panel_of(tile, 0))", BLOCKS)),
@@ -155,7 +159,8 @@ MUTANTS = (
         ("state_by_blocks_does_not_decay", "tk.mul(c.s, c.s, of.total[block, scores])", "pass", BLOCKS),
         ("state_takes_up_values_as_they_were", "taken = c.u", "taken = c.v", BLOCKS),
         ("blocks_without_their_inverse",
-         "tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)", "tk.copy(c.given, values)", BLOCKS)),
+         "tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)",
+         "tk.mm_ABt(c.given, c.v, s.p[scores], b_part=block, **inside)", BLOCKS)),
     *family(
         "linear", "tkq/linear_attention/decays/kernel.py",
         ("decays_of_another_head",

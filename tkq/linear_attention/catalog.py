@@ -173,9 +173,10 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
-        tensor = 4 * (2 * spec.head_dim // 16 + 3)
+        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64)
         return Expectation(tensor=tensor, waits_per_mma=0.4, roles=((few, 1), (some, 1), (many, 2)),
-                           instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"))
+                           instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
+                           local_memory=8 * bool(spec.packed and spec.pool))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

@@ -10,7 +10,7 @@ import torch
 
 from tests.cpu.linear_attention.test_channel_columns import swizzled
 from tests.helpers.emulation import warp as warp_emulation
-from tkq.linear_attention.blocks import pairs, scores
+from tkq.linear_attention.blocks import pairs, scores, units
 from tkq.linear_attention.blocks.config import by_blocks
 from tkq.linear_attention.blocks.pairs import BlockInverse
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
@@ -175,6 +175,21 @@ def test_scores_and_their_places(now):
         assert torch.equal(back(to, CHUNK), want)
 
 
+def test_two_parts_of_the_inverse(now, monkeypatch):
+    """Side by side, the second one as `rest_of` has it; together they are the numbers within 2^-16."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(pairs, "_cvt2", lambda x, y, dtype: tuple(torch.tensor([x, y]).bfloat16().tolist()))
+    x, to = torch.randn(4, EDGE, EDGE, dtype=torch.float64), Memory([(0.0, 0.0)] * (CHUNK * CHUNK // 2))
+    for now.thread in range(128):
+        pairs.put_two(to, held(now, x[now.thread // 32]), None)
+    found = back(to, CHUNK)
+    for block in range(4):
+        rows, (first, count) = slice(EDGE * block, EDGE * block + EDGE), pairs.rest_of(block)
+        upper, rest = found[rows, rows], found[rows, first:first + count]
+        assert torch.equal(upper, x[block].bfloat16().double())
+        assert ((upper + rest - x[block]).abs() <= 2.0**-16 * x[block].abs()).all() and rest.any()
+
+
 def test_places_of_the_inverse(now):
     """Each warp's L is a matrix of its own, and what comes back is the lane's part of the inverse."""
     torch.manual_seed(0)
@@ -215,7 +230,7 @@ def test_gates_of_blocks(now, monkeypatch):
     gates[21] = -1000.0
     logs = (gates / math.log(2)).clamp(min=scores.LOWEST)
     sums = logs.view(4, EDGE).cumsum(1).flatten()
-    of = BlockScores(LinearSpec("bf16", K, K, "token", delta="fp32"))
+    of = BlockScores(LinearSpec("bf16", K, K, "token", delta="fp32"), None)
     to = Factors(*(Memory([None] * 64) for _ in range(5)))
     for warp in range(4):
         with monkeypatch.context() as at_once:
@@ -239,6 +254,16 @@ def test_gates_of_blocks(now, monkeypatch):
     for found, want in ((to.at_query, 0.5 * begun), (to.beta, beta), (to.erase, beta * begun),
                         (to.to_end, 2.0**(last.repeat_interleave(EDGE) - sums)), (to.total[:4], 2.0**last)):
         assert list(found) == pytest.approx(want.tolist())
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_units_of_a_chunk(panels):
+    """Each has a place of its own; a block's queries are behind its keys, and stages are apart."""
+    of = units.Units.__new__(units.Units)
+    of.panels = panels
+    places = [of.at(*at) for at in itertools.product(range(3), range(4), range(panels), range(2))]
+    assert places == list(range(3 * 4 * panels * 2))
+    assert of.at(1, 2, 0, units.QUERIES) == of.at(1, 2, 0, units.KEYS) + 1
 
 
 def test_which_launches_go_by_blocks():

@@ -79,6 +79,8 @@ def test_hard_data(launches, scale, spread):
     given["k"][:, 100:140] = given["k"][:, 100:101]
     given["g"][:, 40:60], given["g"][:, 120:160] = 100.0, -100.0
     judge(given, -5.0, what=f"{scale} {spread}")
+    given["beta"][:], given["g"][:, 100:140] = 2.0, -100.0  # alike keys of which nothing decays
+    judge(given, -5.0, what=f"{scale} {spread}, beta 2")
     assert launches
 
 

@@ -218,6 +218,20 @@ def split():
         same_bits(lambda given=given: [x for x in cases.check(given, 2) if x is not None])
 
 
+def delta_blocks():
+    """The delta rule's forward by blocks, and Kimi's of bounded gates: more chunks than stages."""
+    import tkq
+    from tests.gpu.linear_attention import test_blocks_on_gpu as cases
+    from tests.gpu.linear_attention import test_bounded as bounded
+
+    given, of_layer = cases.make(460, 64), bounded.make(460)
+    cases.check(*given, torch.randn(1, 4, 64, 128, device="cuda"))
+    bounded.judge(of_layer, -5.0)
+    options = dict(bounded.OPTIONS, gate_lower_bound=-5.0, output_final_state=True)
+    same_bits(lambda: (*tkq.gated_delta_rule(*given, None, None, True),
+                       *tkq.gated_delta_rule(**of_layer, **options)))
+
+
 def decode():
     """Few blocks, each with ends, whole tasks and beginnings; and all of them on one sequence."""
     from tests.helpers.attention.kv_cache import call, compare, make, queries
@@ -275,9 +289,9 @@ def mla_float8():
     same_bits(functools.partial(mla_sparse.compare, q, lists), functools.partial(mla_sparse.call, q, lists))
 
 
-CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, attention, attention_overlap_tasks,
-         attention_cluster, attention_fp8, attention_fp8_parts, attention_wide, attention_wide_backward,
-         attention_wide_cluster, attention_packed, attention_window,
+CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, delta_blocks, attention,
+         attention_overlap_tasks, attention_cluster, attention_fp8, attention_fp8_parts, attention_wide,
+         attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

@@ -1,4 +1,5 @@
-"""Linear attention in segments, beside the same calls on the CPU; for a sanitizer.
+"""Linear attention in segments, the delta rule's forward by blocks, beside the same calls on the CPU; for a
+sanitizer.
 
     python -m tests.helpers.sanitizer.segment_calls [FAMILY ...] [--list]
 
@@ -21,7 +22,16 @@ def segments(device):
     yield "gated_delta_rule in segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
 
 
-FAMILIES = {f.__name__: f for f in (segments,)}
+def blocks(device):
+    """The delta rule's forward by blocks; with gates of columns and a lower bound, which the rule's kernel makes."""
+    q, k, v, x, g = on(device, *(randn(i, 1, 200, 2, 128) for i in (0, 1)), *(randn(i, 1, 200, 4, 128) for i in (2, 3)),
+                       -randn(4, 1, 200, 4, dtype=torch.float32).abs())
+    yield "gated_delta_rule by blocks", (tkq.gated_delta_rule(q, k / 16, v, g, g.exp()),)
+    yield "gated_delta_rule of bounded gates", (tkq.gated_delta_rule(
+        q, k, v, x, g.exp(), None, None, False, True, use_gate_in_kernel=True, gate_lower_bound=-5.0),)
+
+
+FAMILIES = {f.__name__: f for f in (segments, blocks)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -1,5 +1,6 @@
 """The gated delta rule's forward (Yang et al., 2024) block by block: K of 64 or 128, V above 64, where no gradients are
 to follow and no sequence is cut into segments."""
+import itertools
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -12,6 +13,7 @@ import tkq.tile as tk
 from tkq.linear_attention.blocks.config import BlocksConfig
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.blocks.state import BlockState
+from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.fields import Task
 from tkq.linear_attention.engine.kernel import LinearAttention
@@ -41,8 +43,7 @@ class Globals:
 
 @dataclass(frozen=True)
 class Shared:
-    q: tk.SharedTile
-    k: tk.SharedTile
+    units: tk.SharedTile  # of keys and queries
     v: tuple  # of each warpgroup of the state
     o: tk.SharedTile
     p: tk.SharedTile  # blocks of 16 x 16 on the diagonal
@@ -70,8 +71,9 @@ class DeltaBlocks:
     def __init__(self, spec: LinearSpec, config: BlocksConfig):
         self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         dtype = element_type(spec.dtype)
-        self.qk_tile, self.v_tile = tk.st(CHUNK, spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
-        self.scores, self.state = BlockScores(spec), BlockState(spec, self.sequences, config.piece)
+        self.units, self.v_tile = Units(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
+        self.scores = BlockScores(spec, self.units)
+        self.state = BlockState(spec, self.sequences, self.units, config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class DeltaBlocks:
         q, k, v, o = [at.rows(x) for x in of[:4]]
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
-        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
+        g = Globals(at.loads(q, self.units.type), at.loads(k, self.units.type), at.loads(v, self.v_tile),
                     at.stores(o, self.v_tile), *of[4:6], *states, scale, Int32(q.shape[0]),
                     o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], of.cu, of.state_indices)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
@@ -98,11 +100,11 @@ class DeltaBlocks:
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
         n = c.groups
-        q, k = (al.tile(self.qk_tile, c.stages) for _ in range(2))
+        units = self.units.ring(al, c.stages)
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         o, p, inverse = (al.tile(self.v_tile, count) for count in (n, 2, 2))
-        s = Shared(q, k, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2),
-                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
+        s = Shared(units, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2),
+                   al.pipe(c.stages, self.units.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
@@ -120,8 +122,10 @@ class DeltaBlocks:
         tk.prefetch(g.q, g.k, g.v, g.o)
         for chunk in cutlass.range(t.chunks, unroll=1):
             sem = s.tokens.acquire(ring)
-            tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
-            tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
+            for block, panel in itertools.product(range(BLOCKS), range(self.units.panels)):
+                for which, x in ((KEYS, g.k), (QUERIES, g.q)):
+                    tk.load_async(s.units[self.units.at(ring.stage, block, panel, which)], x,
+                                  (t.batch, t.head_k, BLOCKS * chunk + block, panel), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
             ring.advance()

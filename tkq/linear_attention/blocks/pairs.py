@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import BFloat16, Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import warp as warp_ops
 
 import tkq.tile as tk
@@ -50,17 +50,17 @@ def elements():
     return [(r, n, e) for r in range(2) for n in range(2) for e in range(2)]
 
 
-def products(tiles, pairs):
-    """x y' of each pair of tiles of 64 rows, of a warp's 16 rows: two products of 16 x 8 each, registers (4, 1, 2)."""
-    columns, dtype = tiles[0].type.cols, tiles[0].type.dtype
+def products(rows, pairs, columns, dtype):
+    """x y' of each pair of rows, of a warp's 16 of 64: two products of 16 x 8 each, registers (4, 1, 2). rows: of each
+    a function, n -> the n-th 64 of its columns, a tile."""
     mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(dtype, Float32, (16, 8, 16)))
     sums = [cute.make_rmem_tensor((4, 1, 2), Float32) for _ in pairs]
     for d in sums:
         d.fill(0.0)
     for panel in range(columns // PANEL):
-        held = [tk.rt(PANEL, dtype) for _ in tiles]
-        for x, tile in zip(held, tiles):
-            tk.load(x, panel_of(tile, panel))
+        held = [tk.rt(PANEL, dtype) for _ in rows]
+        for x, of in zip(held, rows):
+            tk.load(x, of(panel))
         for step, n in product(range(PANEL // 16), range(2)):
             for d, (i, j) in zip(sums, pairs):
                 a = cute.make_tensor(held[i].tensor.iterator + 8 * step, cute.make_layout(((2, 2, 2), 1)))
@@ -73,11 +73,10 @@ def products(tiles, pairs):
     return sums
 
 
-def panel_of(tile: tk.SharedTile, panel):
-    """64 of its columns. A slice, as a pointer that is aligned anew loses its swizzle."""
-    if tile.type.cols == PANEL:
-        return tile
-    return tk.SharedTile(tile.staged[None, (None, panel), None], tk.st(CHUNK, PANEL, tile.type.dtype), tile.stage)
+def panels_of(tile: tk.SharedTile):
+    """As `products` takes them, of 64 x 128. Slices, as a pointer that is aligned anew loses its swizzle."""
+    type = tk.st(CHUNK, PANEL, tile.type.dtype)
+    return lambda panel: tk.SharedTile(tile.staged[None, (None, panel), None], type, tile.stage)
 
 
 def keep(x, diagonal, factors, decay: Any = None):
@@ -98,11 +97,12 @@ def words(tile: tk.SharedTile) -> Any:
     return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
 
 
-def block_words(tile: tk.SharedTile):
-    """A warp's block on the diagonal of 64 x 64: where a lane's words of the tile are, [r][n]."""
+def block_words(tile: tk.SharedTile, beside=0):
+    """A warp's block on the diagonal of 64 x 64, or so many blocks beside it, from the last one to the first: where a
+    lane's words of the tile are, [r][n]."""
     row, warp = tk.lane_id() // 4, tk.warp_id() % 4
-    first = (warp * EDGE + row) * ROW
-    return words(tile), [[first + 8 * r * ROW + (((8 * warp + 4 * n) ^ (4 * row)) + tk.lane_id() % 4)
+    first, column = (warp * EDGE + row) * ROW, (warp + beside) % (CHUNK // EDGE)
+    return words(tile), [[first + 8 * r * ROW + (((8 * column + 4 * n) ^ (4 * row)) + tk.lane_id() % 4)
                           for n in range(2)] for r in range(2)]
 
 
@@ -112,3 +112,29 @@ def put_block(to, x, dtype):
     for r in range(2):
         for n in range(2):
             tile[at[r][n]] = _cvt2(x[2 * r, 0, n], x[2 * r + 1, 0, n], dtype)
+
+
+def put_two(tile: tk.SharedTile, x, dtype):
+    """A product of 16 x 16 in two parts: rounded, and what that leaves in the block beside it (see `rest_of`). Of keys
+    that are alike, rounding alone would move the inverse's elements the same way, and corrected values with them."""
+    (to, at), (_, beside) = block_words(tile), block_words(tile, 1)
+    for r in range(2):
+        for n in range(2):
+            two = x[2 * r, 0, n], x[2 * r + 1, 0, n]
+            rounded = _cvt2(*two, dtype)
+            held = unpacked(rounded, dtype)
+            to[at[r][n]], to[beside[r][n]] = rounded, _cvt2(two[0] - held[0], two[1] - held[1], dtype)
+
+
+def rest_of(block):
+    """(first, how many) columns of a block's second part."""
+    return (block + 1) % (CHUNK // EDGE) * EDGE, EDGE
+
+
+def unpacked(word, dtype):
+    """Two numbers of 16 bits, as fp32."""
+    if dtype is BFloat16:
+        return (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
+    two = cute.make_rmem_tensor((2,), dtype)
+    cute.recast_tensor(two, Int32)[0] = word
+    return [Float32(two[e]) for e in range(2)]

@@ -6,7 +6,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.pairs import EDGE, BlockInverse, block_words, keep, products, put_block
+from tkq.linear_attention.blocks.pairs import EDGE, BlockInverse, block_words, keep, products, put_block, put_two
+from tkq.linear_attention.blocks.units import KEYS, QUERIES, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.tile.dtypes import element_type
@@ -38,7 +39,8 @@ class BlockScores:
 
     and (I + L)^-1, in 16 bits."""
 
-    def __init__(self, spec: Any):
+    def __init__(self, spec: Any, units: Units):
+        self.units = units
         self.spec, self.dtype, self.gated = spec, element_type(spec.dtype), spec.gate != "none"
         self.inverse = BlockInverse()
 
@@ -70,7 +72,8 @@ class BlockScores:
         beta, total = mine.beta[0], mine.gate[0] * tk.LOG2E
         total = cutlass.select_(total < LOWEST, Float32(LOWEST), total)
         self.ask(g, t, chunk + 1, mine)
-        p, lower = products((s.q[stage], s.k[stage]), ((0, 1), (1, 1)))
+        rows = [self.units.rows(s.units, stage, which) for which in (KEYS, QUERIES)]
+        lower, p = products(rows, ((0, 0), (1, 0)), self.spec.head_dim, self.dtype)
         decay = None
         if const_expr(self.gated):
             total = self.running(total)
@@ -81,7 +84,7 @@ class BlockScores:
         keep(lower, False, [cute.arch.shuffle_sync(beta, row + 8 * r) for r in range(2)], decay)
         self.inverse.invert(s.lower[None, 0], lower)
         put_block(block_words(s.p[out]), p, self.dtype)
-        put_block(block_words(s.inverse[out]), lower, self.dtype)
+        put_two(s.inverse[out], lower, self.dtype)
 
     def running(self, x):
         """Of 16 lanes, up to each one's."""

@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.pairs import EDGE
+from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
+from tkq.linear_attention.blocks.units import Units
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -21,9 +22,10 @@ class Held:
     s: tk.RegTile  # the state, transposed: V by K
     s16: tk.RegTile  # the same, rounded: an operand
     v: tk.RegTile  # a chunk's values, transposed, then what is written
-    u: tk.RegTile  # the same, with what decays to their block's end
+    u: tk.RegTile  # the same for the inverse's second part, then with what decays to their block's end
     x: tk.RegTile  # outputs, transposed, rounded
-    given: tk.RegTile  # of a block: what the state gives for keys, then what is written
+    both: tk.RegTile  # of a block: what the state gives for keys and for queries
+    given: tk.RegTile  # of a block: what is written
     some: tk.RegTile  # of a block: outputs
     few: tk.ColVec  # factors of a block's tokens
     more: tk.ColVec
@@ -35,17 +37,18 @@ class BlockState:
         U = (I + L)^-1 (beta V - beta e^G K S),  O = scale e^G Q S + P U
         S = e^G[15] S + (e^(G[15] - G) U)' K
 
-    The state is rounded a few columns at a time while those before them are multiplied, and decays behind that, where
-    it waits for U."""
+    The inverse is an operand in two parts (see `pairs.put_two`). The state is rounded a few columns at a time while
+    those before them are multiplied, and decays behind that, where it waits for U."""
 
-    def __init__(self, spec: Any, sequences: Any, piece: int):
+    def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
+        self.units = units
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
 
     def registers(self) -> Held:
         """Room for them."""
         K, dtype = self.spec.head_dim, element_type(self.spec.dtype)
         return Held(tk.rt_fl(K), tk.rt(K, dtype), *[tk.rt(CHUNK, dtype) for _ in range(3)],
-                    *[tk.rt_fl(EDGE) for _ in range(2)], *[tk.cv(EDGE) for _ in range(2)])
+                    tk.rt_fl(2 * EDGE), *[tk.rt_fl(EDGE) for _ in range(2)], *[tk.cv(EDGE) for _ in range(2)])
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -86,14 +89,17 @@ class BlockState:
         self.meet(c, s, block, tokens)
         if self.gated:
             tk.mul(c.s, c.s, of.total[block, scores])
-        tk.mma_wait(1)
+        tk.mma_wait(0)
         self.load(c.few, of.beta, block, scores)
         self.load(c.more, of.erase, block, scores)
-        tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, c.given, c.few, c.more)
+        given = tk.columns(c.both, 0, EDGE)
+        tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, given, c.few, c.more)
+        rest = rest_of(block)
+        tk.copy(tk.columns(c.u, *rest), values)
         tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)
-        tk.mma_wait(1)
+        tk.mma_ABt(c.given, c.u, s.inverse[scores], b_part=block, k=(rest[0], sum(rest)))
         self.load(c.few, of.at_query, block, scores)
-        tk.mul_col(c.some, c.some, c.few)
+        tk.mul_col(c.some, tk.columns(c.both, EDGE, EDGE), c.few)
         tk.mma_wait(0)
         taken = c.v
         if self.gated:
@@ -101,18 +107,21 @@ class BlockState:
             self.load(c.more, of.to_end, block, scores)
             tk.apply_narrow(tk.columns(c.u, *there), lambda u, f: u * f, c.given, c.more)
         tk.copy(values, c.given)
-        tk.mma_AB(c.s, taken, s.k[tokens], **inside)
+        for panel in range(self.units.panels):
+            tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), tk.columns(taken, *there),
+                      self.units.keys(s.units, tokens, block, panel))
         tk.mma_ABt(c.some, c.v, s.p[scores], b_part=block, **inside)
         tk.mma_wait(0)
         tk.copy(tk.columns(c.x, *there), c.some)
 
     def meet(self, c, s, block, stage):
-        """What the state gives for keys, and, the last product under way, for queries."""
+        """What the state gives for keys and queries is under way."""
         multiply = tk.mm_ABt
         for first in range(0, self.spec.head_dim, self.piece):
             tk.copy(tk.columns(c.s16, first, self.piece), tk.columns(c.s, first, self.piece))
-            for to, rows in ((c.given, s.k[stage]), (c.some, s.q[stage])):
-                multiply(to, c.s16, rows, b_part=block, k=(first, first + self.piece))
+            panel, k = first // PANEL, first % PANEL
+            multiply(c.both, tk.columns(c.s16, panel * PANEL, PANEL), self.units.both(s.units, stage, block, panel),
+                     k=(k, k + self.piece))
             multiply = tk.mma_ABt
 
     def load(self, to: tk.ColVec, factors, block, stage):

@@ -3,10 +3,11 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
+from tkq.linear_attention.blocks.pairs import unpacked
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.assembly import ptx
 from tkq.tile.maps import _cvt2
@@ -187,15 +188,6 @@ def scaled(word, f, dtype):
     """Two numbers of 16 bits, times those of f."""
     two = unpacked(word, dtype)
     return _cvt2(two[0] * f[0], two[1] * f[1], dtype)
-
-
-def unpacked(word, dtype):
-    """Two numbers of 16 bits, as fp32."""
-    if dtype is BFloat16:
-        return (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
-    two = cute.make_rmem_tensor((2,), dtype)
-    cute.recast_tensor(two, Int32)[0] = word
-    return [Float32(two[e]) for e in range(2)]
 
 
 @dsl_user_op

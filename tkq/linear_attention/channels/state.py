@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.blocks.pairs import rest_of
 from tkq.linear_attention.channels.columns import mul_columns, scaled_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.whole import BLOCKS, EDGE, STEPS
@@ -30,6 +31,7 @@ class Held:
     half: tk.RegTile  # outputs of half of the tokens
     some: tk.RegTile  # outputs of a block of 16
     given: tk.RegTile  # with the delta rule, w of a block
+    again: tk.RegTile  # with bounded gates: v of a block, for the inverse's second part
 
 
 class At(NamedTuple):
@@ -59,7 +61,7 @@ class ChannelState:
         K = self.spec.head_dim
         return Held(tk.rt_fl(K), tk.rt(K, dtype), tk.rt(CHUNK, dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, dtype),
                     tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK), tk.rt_fl(CHUNK // 2),
-                    tk.rt_fl(EDGE), tk.rt_fl(EDGE))
+                    tk.rt_fl(EDGE), tk.rt_fl(EDGE), tk.rt(CHUNK, dtype))
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -136,7 +138,7 @@ class ChannelState:
             multiply = tk.mma_ABt
         tk.mma_wait(1)
         self.correct(c, s, at, block)
-        tk.mma_wait(1)
+        tk.mma_wait(2)
         self.scale_outputs(c, c.some, g, s, (at, block * EDGE))
         tk.mma_wait(0)
         tk.copy(tk.columns(c.v, block * EDGE, EDGE), c.given)
@@ -169,11 +171,14 @@ class ChannelState:
 
     def correct(self, c, s, at, block):
         """c.given, a block's corrected values, is under way: of values and what the state gives for keys of any
-        length."""
-        v, beta = tk.columns(c.v, block * EDGE, EDGE), self.of_block(c.beta, s.delta.beta, at, block)
-        tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta,
-                        self.of_block(c.erase, s.delta.erase, at, block))
+        length. The inverse is an operand in two parts."""
+        v, rest = tk.columns(c.v, block * EDGE, EDGE), rest_of(block)
+        beta, erase = (self.of_block(to, of, at, block) for to, of in (
+            (c.beta, s.delta.beta), (c.erase, s.delta.erase)))
+        tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta, erase)
+        tk.copy(tk.columns(c.again, *rest), v)
         tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
+        tk.mma_ABt(c.given, c.again, s.delta.inverse[at.scores], b_part=block, k=(rest[0], sum(rest)))
 
     def take_up_block(self, c, s, at, block):
         """A block's outputs, and the state behind it."""

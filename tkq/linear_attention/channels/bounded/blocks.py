@@ -12,12 +12,14 @@ from tkq.linear_attention.blocks.pairs import (
     BlockInverse,
     block_words,
     keep,
+    panels_of,
     products,
     put_block,
+    put_two,
+    unpacked,
     words,
 )
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
-from tkq.linear_attention.channels.columns import unpacked
 from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
@@ -107,7 +109,7 @@ class Blocks:
         owner, odd = 4 * row + row // 2, row % 2 == 1
         found = []
         for tile in (s.q[team], s.k[team]):
-            (d,) = products((tile,), ((0, 0),))
+            (d,) = products((panels_of(tile),), ((0, 0),), COLUMNS, BFloat16)
             found.append([cute.arch.shuffle_sync(cutlass.select_(odd, d[2 * r + 1, 0, r], d[2 * r, 0, r]), owner)
                           for r in range(2)])
         over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]
@@ -184,14 +186,15 @@ class Blocks:
 
     # ---- scores --------------------------------------------------------------------------------
 
-    def put_scores(self, s, rows, beta, team):
+    def put_scores(self, s, lengths, beta, team):
         """P and the inverse, of 16 x 16, on the diagonals of their tiles."""
-        lower, p = products((s.started[team], s.q[team], s.k[team]), ((0, 2), (1, 2)))
-        keep(p, True, rows.queries)
-        keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])
+        rows = [panels_of(tile[team]) for tile in (s.started, s.q, s.k)]
+        lower, p = products(rows, ((0, 2), (1, 2)), COLUMNS, BFloat16)
+        keep(p, True, lengths.queries)
+        keep(lower, False, [b * b * x for b, x in zip(lengths.keys, beta)])
         self.inverse.invert(s.delta.lower[None, team], lower)
         put_block(block_words(s.p[team]), p, BFloat16)
-        put_block(block_words(s.delta.inverse[team]), lower, BFloat16)
+        put_two(s.delta.inverse[team], lower, BFloat16)
 
 
 def two_at(rows: cute.Tensor, mine: Mine, i):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.bounded.blocks import Blocks
@@ -177,6 +177,9 @@ class BoundedAttention:
             s.scores.acquire_empty(ring)
             self.blocks.make(g, s, t, (chunk, team), mine)
             s.scores.commit(ring)
+            if const_expr(self.config.ahead):
+                if tk.warp_id() % 4 == 0:
+                    self.load_ahead(g, s, t, chunk + TEAMS, ring)
             for _ in cutlass.range_constexpr(TEAMS):
                 ring.advance()
 
@@ -184,8 +187,17 @@ class BoundedAttention:
     def load(self, g, s, t, chunk, ring):
         """A chunk's tokens are on their way, by a warp."""
         sem = s.tokens.acquire(ring)
-        tk.load_async(s.started[ring.stage], g.x, (t.batch, t.head, chunk, 0), sem)
-        tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
-        tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
-        for wg in cutlass.range_constexpr(self.config.groups):
-            tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+        for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
+            tk.load_async(tile, x, at, sem)
+
+    @cute.jit
+    def load_ahead(self, g, s, t, chunk, ring):
+        """They are on their way to L2, by a warp."""
+        for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
+            tk.load_ahead(tile, x, at)
+
+    def tokens_of(self, g, s, t, chunk, stage):
+        """(a shared tile, the tensor, coordinates) of all that is loaded of a chunk."""
+        return [(s.started[stage], g.x, (t.batch, t.head, chunk, 0)), (s.k[stage], g.k, (t.batch, t.head_k, chunk, 0)),
+                (s.q[stage], g.q, (t.batch, t.head_k, chunk, 0)),
+                *((v[stage], g.v, (t.batch, t.head_v, chunk, t.part + wg)) for wg, v in enumerate(s.v))]
