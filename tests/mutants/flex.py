@@ -17,7 +17,7 @@ SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gr
 MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
-BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key")
+BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key --slow")
 
 MUTANTS = (
     *family(

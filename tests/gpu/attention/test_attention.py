@@ -123,7 +123,7 @@ def test_nothing_outside_is_read_or_written(causal):
 
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.sampled(when=lambda dim, causal: causal == (dim == 64))
+@pytest.mark.sampled(when=lambda dim, causal: causal and dim == 64)
 def test_lse_changes_nothing(dim, causal):
     for keys in (333, 4096, 8200):  # the kernels of short, medium and long sequences
         q, k, v = make(1, 333, keys, 2, 2, dim, torch.bfloat16)

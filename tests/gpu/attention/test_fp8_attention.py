@@ -53,10 +53,13 @@ def test_head_dims(dim, accumulate):
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("accumulate", MODES)
-@pytest.mark.sampled(when=lambda dim, accumulate: (accumulate, dim) == ("two_level", 128))
-def test_windows(dim, accumulate):
+@pytest.mark.parametrize("windows", (((0, 0), (200, 100), (600, 0), (5, 600)), ((100, -1), (-1, 30), (-1, 0))))
+@pytest.mark.sampled(when=lambda dim, accumulate, windows: (accumulate, dim) == ("two_level", 128)
+                     and (200, 100) in windows)
+def test_windows(dim, accumulate, windows):
+    """With an end on both sides, and on one."""
     given = make(2, 700, 900, 4, 2, dim)
-    for left, right in ((0, 0), (100, -1), (-1, 30), (200, 100), (600, 0), (5, 600), (-1, 0)):
+    for left, right in windows:
         compare(given, "window", accumulate=accumulate, left=left, right=right)
 
 
@@ -70,7 +73,7 @@ def test_each_task_has_its_own_largest_scores(dim, causal):
             causal=causal)
 
 
-@pytest.mark.parametrize("dim", (64, 256))
+@pytest.mark.parametrize("dim", (pytest.param(64, marks=pytest.mark.slow), 256))
 def test_a_window_of_other_plans(dim):
     compare(make(2, 700, 900, 4, 2, dim), "window", left=200, right=100)
 
@@ -277,6 +280,7 @@ def _relative(o, truth):
 
 
 @pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.sampled(when=lambda dim: dim == 128)
 def test_values_of_mean_one(dim):
     """Sums over 131072 keys of values that do not cancel each other out: two levels are far more exact. The bound is
     P's rounding, which a long sum averages, and what one block's product cuts off."""
@@ -328,8 +332,8 @@ def test_quantised(dtype):
         *(torch.randn(2, 300, h, 128, device="cuda", dtype=dtype) for h in (4, 2, 2))))), "quantised")
 
 
-@pytest.mark.parametrize("rotate, smooth_k, tables", [(True, True, True), (True, False, False), (False, True, False),
-                                                      (False, False, True)])
+@pytest.mark.parametrize("rotate, smooth_k, tables", [(True, True, True), (True, False, False), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((False, True, False), (False, False, True)))])
 def test_quantised_with_options(rotate, smooth_k, tables):
     """As the reference, but for ties. More tokens than one sum of k has; a mean far larger than what is left, and a
     column that is; NaN in one head alone."""

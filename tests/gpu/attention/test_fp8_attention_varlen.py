@@ -58,7 +58,8 @@ def test_hard_data():
     assert torch.equal(again[0], o) and torch.equal(again[1], lse), "strides"
 
 
-@pytest.mark.parametrize("dim, causal", ((128, False), (64, True), (256, True)))
+@pytest.mark.parametrize("dim, causal", ((128, False), *(
+    pytest.param(dim, True, marks=pytest.mark.slow) for dim in (64, 256))))
 def test_what_is_not_in_use_is_not_looked_at(dim, causal):
     given = make(EDGES, 4, 2, dim, spare=50)
     for n, of in zip("qk", zip(*EDGES, strict=True), strict=True):
