@@ -203,6 +203,7 @@ def test_streams_and_graphs():
         assert torch.equal(o, w)
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_call():
     q, k, v = make(2, 200, 200, 4, 4, 64, torch.bfloat16)
     f = torch.compile(lambda q, k, v: tkq.flash_attn(q, k, v, causal=True, return_lse=True), fullgraph=True)

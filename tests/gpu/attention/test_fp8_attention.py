@@ -269,6 +269,7 @@ def test_a_graph():
         assert torch.equal(o, tkq.flash_attn_fp8(**given))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_torch_compile():
     given = make(2, 100, 130, 4, 2, 64)
     compiled = torch.compile(lambda **x: tkq.flash_attn_fp8(**x, causal=True), fullgraph=True)

@@ -160,6 +160,7 @@ def test_the_same_bits():
         assert all(torch.equal(a, b) for a, b in zip(results(ours, given, (do, dstate)), first))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph_with_opcheck():
     given = [x.requires_grad_() for x in with_states(make(1, 65, 2, 4, 64, 64, "token"))]
     torch.library.opcheck(torch.ops.tkq.linear_attn.default, (*given, None, True, None, False))

@@ -214,6 +214,7 @@ def test_in_a_cuda_graph():
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(given, dy, dstates)))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph():
     given = make(1, 65, without=())
     leaves = [x.requires_grad_() for x in given[:9]]

@@ -280,6 +280,7 @@ def test_in_a_cuda_graph(V):
         assert all(torch.equal(a, b) for a, b in zip(captured, run()))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_the_torch_op():
     logits, target = make((9, 256))
     logits.requires_grad_()

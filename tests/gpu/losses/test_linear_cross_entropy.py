@@ -161,6 +161,7 @@ def test_the_same_bits_every_time(reduction):
         assert all(torch.equal(a, b) for a, b in zip(first, run()))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_torch_compile():
     x, weight, target = make(600)
 

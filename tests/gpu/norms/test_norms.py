@@ -278,6 +278,7 @@ def test_in_a_cuda_graph(kind, N):
         assert torch.equal(y, op(x, w))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_torch_op(kind):
     op = getattr(torch.ops.tkq, kind)

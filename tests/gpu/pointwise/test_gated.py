@@ -247,6 +247,7 @@ def test_gradients_of_any_strides():
         assert all(map(torch.equal, got, want))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 @pytest.mark.parametrize("packing", ["apart", "split"])
 def test_compiled(packing):
     gate, up, dy = make((64, 256), "bf16")
