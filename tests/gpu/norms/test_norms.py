@@ -126,6 +126,7 @@ def test_the_variants_that_tuning_may_choose(kind, N):
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("scale, mean", [(1e4, 0.0), (1e-4, 0.0), (1.0, 100.0), (30.0, -300.0), (0.0, 3.0), (0.0, 0.0)])
 @pytest.mark.sampled(when=lambda kind, x: x == "bf16" or (kind == "rmsnorm") == (x == "fp16"))
+@pytest.mark.sampled(each_value=True)
 def test_hard_data(kind, x, scale, mean):
     """Large and small values, a mean far from 0, constant rows."""
     for N in (1024, 1001, 32768):
@@ -167,6 +168,7 @@ def test_nan_and_inf_stay_in_their_row(kind):
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (16384, 16384 + 24, 16), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
 @pytest.mark.sampled(when=lambda kind, x: (x == "bf16") == (kind == "rmsnorm"))
+@pytest.mark.sampled(each_value=True)
 def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
     """Around the view there is NaN: a read too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
@@ -182,6 +184,7 @@ def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("M, N, rows_before", [(5, 4096, 3), (130, 100, 1), (3, 65536, 2), (9, 7, 4)])
+@pytest.mark.sampled(each_value=True)
 def test_nothing_is_written_outside_the_output(kind, M, N, rows_before):
     whole = torch.full((M + 2 * rows_before, N), float("nan"), device="cuda", dtype=torch.bfloat16)
     out = whole[rows_before:rows_before + M]
@@ -193,6 +196,7 @@ def test_nothing_is_written_outside_the_output(kind, M, N, rows_before):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
+@pytest.mark.sampled(each_value=True)
 def test_weight_and_bias_at_any_address(kind, offset):
     x, w, b = make((33, 1024), "bf16", "bf16", "fp32")
     away_w, away_b = torch.empty(1032, device="cuda", dtype=w.dtype), torch.empty(1032, device="cuda", dtype=b.dtype)

@@ -147,6 +147,7 @@ def test_any_number_of_columns(N):
 
 @pytest.mark.parametrize("packing", ["split", "interleaved"])
 @pytest.mark.parametrize("N", [1, 33, 64, 1000, 5632])
+@pytest.mark.sampled(each_value=True)
 def test_one_tensor(packing, N):
     check("swiglu", (19, N), "bf16", packing=packing)
 
