@@ -75,7 +75,8 @@ def test_each_test_has_its_values_for_itself():
 
 
 def test_parameters_that_come_together_have_one_value():
-    marks = pytest.mark.sampled(each_value=True), pytest.mark.parametrize("a, b", ()), pytest.mark.parametrize(["c"], ())
+    marks = (pytest.mark.sampled(each_value=True), pytest.mark.parametrize("a, b", ()),
+             pytest.mark.parametrize(["c"], ()))
     items = [Item(*marks, a=a, b=b, c=c) for a, b in ((0, 0), (0, 1), (1, 1), (1, 0)) for c in ([1], [2])]
     sampled.mark(items)
     assert [item.slow for item in items] == [False, True, True, False, False, True, True, False]

@@ -33,7 +33,7 @@ def test_sizes(dtype, dim, causal):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.sampled(when=lambda dtype, dim, causal: dtype == torch.bfloat16 or (causal and dim == 64))
+@pytest.mark.sampled(when=lambda dtype, dim, causal: dtype == torch.bfloat16)
 def test_each_length_s_kernel_at_all_sizes(dtype, dim, causal):
     """Every kernel is right at every size, whatever the plan uses it for."""
     spec = AttentionSpec({torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype], dim, causal)

@@ -18,8 +18,8 @@ LENGTHS = (*MIXED, (1300, 1300), (800, 1100))
 
 def everyday(name, left):
     """Of models with a window, the layers that have it: those without differ by what other tests have by itself.
-    Phi-3's are those of `test_head_dim_96`."""
-    return name != "phi-3" and (left is not None or MODELS[name].left is None)
+    Phi-3's are those of `test_head_dim_96`, Gemma 2's of test_transformers_on_gpu.py."""
+    return name not in ("phi-3", "gemma 2") and (left is not None or MODELS[name].left is None)
 
 
 def options_of(name, left):
@@ -41,8 +41,8 @@ def test_forward(name, left):
 
 
 @pytest.mark.parametrize("name, left", LAYERS)
-@pytest.mark.sampled(when=lambda name, left: everyday(name, left) and name != "gemma 2")  # packed ones of its plan:
-def test_gradients(name, left):  # test_attention_backward_varlen.py, everything at once
+@pytest.mark.sampled(when=everyday)
+def test_gradients(name, left):
     dim, dim_v = MODELS[name].dims
     options = options_of(name, left)
     causal, left, softcap, sinks = options.values()

@@ -159,7 +159,8 @@ def _paged(page, dim) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("page, dim, options", ((1, 64, {}), (16, 128, dict(causal=True)), (48, 256, dict(causal=True)),
-                                                (256, 128, dict(left=70, right=20))), ids=str)
+                                                pytest.param(256, 128, dict(left=70, right=20),
+                                                             marks=pytest.mark.slow)), ids=str)
 def test_pages(page, dim, options):
     """Bit for bit as the same keys packed; lengths beyond the table are those of the table."""
     paged, packed = _paged(page, dim)

@@ -40,7 +40,7 @@ def test_each_option(options, weighted, V):
 
 @pytest.mark.parametrize("V", [1, 2, 3, 7, 8, 31, 64, 100, 257, 1000, 1023, 1024, 1536, 2048, 3073, 4100, 8192, 10001,
                                16384, 16392])
-@pytest.mark.sampled(when=lambda V: V in (1, 7, 100, 1000, 1023, 1024, 8192, 16392))
+@pytest.mark.sampled(when=lambda V: V in (1, 100, 1000, 1024, 16392))
 def test_few_classes(V):
     for M in (1, 3, 130):
         logits, target = make((M, V), "bf16", 2.0)

@@ -72,8 +72,9 @@ def test_every_mix_of_types(kind, x, weight, bias, shape):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 130, 257, 1000, 1023, 2048, 3072, 3073, 4096,
                                4100, 6144, 8192, 8200, 10001, 16384])
-@pytest.mark.sampled(when=lambda kind, N: N in (1000, 4096) or (kind == "rmsnorm") == (N in (
-    1, 16384, 2, 9, 64, 127, 257, 2048, 3072, 6144, 8192)))
+@pytest.mark.sampled(when=lambda kind, N: N in (1000, 4096) or (
+    (kind == "rmsnorm") == (N in (1, 2, 9, 64, 2048, 3072, 8192, 16384))
+    and N not in (3, 8, 31, 65, 127, 257, 3073, 6144, 8200)))
 def test_short_rows(kind, N):
     for M in (1, 3, 129):
         check(kind, *make((M, N), "bf16", "bf16", "bf16"), what=f"M {M}")
@@ -83,7 +84,8 @@ def test_short_rows(kind, N):
 @pytest.mark.parametrize("x, N", [("bf16", 16392), ("bf16", 32768), ("bf16", 40000), ("bf16", 65535), ("bf16", 65536),
                                   ("bf16", 100008), ("bf16", 131072), ("bf16", 262143), ("bf16", 262144),
                                   ("fp32", 32768), ("fp32", 65540), ("fp32", 262143), ("fp32", 262144)])
-@pytest.mark.sampled(when=lambda kind, N: N in (65536, 262144) or (kind == "rmsnorm") == (N % 8 == 0))
+@pytest.mark.sampled(when=lambda kind, N: N in (65536, 262144) or (
+    (kind == "rmsnorm") == (N % 8 == 0) and N not in (16392, 65535, 65540, 100008)))
 def test_long_rows(kind, x, N):
     check(kind, *make((11, N), x, "fp32", None))
 
