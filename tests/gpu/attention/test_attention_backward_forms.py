@@ -52,7 +52,7 @@ def test_form(dim, causal, dtype, change, monkeypatch):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("dim", (64, 128, 256))
-@pytest.mark.sampled(when=lambda dim, causal: causal or dim != 64)  # those of 64 differ by their mask alone
+@pytest.mark.sampled(when=lambda dim, causal: causal or dim == 256)  # others without a mask differ by that alone
 def test_what_is_planned_for_each_length(dim, causal, monkeypatch):
     """On small problems and on long ones, with what else may come along: a limit on the right, dlse, head_dim 96; of
     shared K/V heads also with three blocks for all tasks."""

@@ -24,6 +24,7 @@ NAN = 0x7F
 @pytest.mark.parametrize("accumulate", MODES)
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.sampled(when=lambda accumulate, dim, causal: accumulate == "two_level" or (causal and dim == 64))
 def test_sizes(accumulate, dim, causal):
     for rows, keys in SIZES:
         compare(make(2, rows, keys, 4, 2, dim), f"{rows} x {keys}", accumulate=accumulate, causal=causal)
@@ -186,7 +187,7 @@ def test_nothing_outside_is_read(dim, causal):
 
 
 @pytest.mark.parametrize("names", ("", "q", "k", "v", "qk", "qv", "kv", "qkv"))
-@pytest.mark.sampled(when=lambda names: names in ("", "q", "v", "qkv"))
+@pytest.mark.sampled(when=lambda names: names in ("", "v", "qkv"))
 def test_descales(names):
     """Those that are given, and only those; of any strides."""
     given = make(2, 200, 300, 6, 3, 64)
@@ -374,6 +375,7 @@ def test_quantised_with_options(rotate, smooth_k, tables):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("accumulate", MODES)
+@pytest.mark.sampled(each_value=True)
 def test_zeros_as_they_are_quantised(causal, accumulate):
     """The product of their scales is less than float32 has: all keys that a row sees weigh the same."""
     q = torch.zeros(1, 130, 2, 64, device="cuda", dtype=torch.bfloat16)

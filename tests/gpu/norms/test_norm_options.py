@@ -368,6 +368,7 @@ def test_gradients_of_weights_of_heads(kind, D, H):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(when=lambda kind: kind == "rmsnorm")
 def test_gradients_of_heads_with_every_option(kind):
     vectors = dict(weight=((6, 128), "fp32"), bias=((6, 128), "fp32"), residual="fp32")
     for how in (None, *HARD):
