@@ -130,7 +130,7 @@ def test_the_same_bits_in_every_run():
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
 
 
-@pytest.mark.parametrize("float8_", [False, True])
+@pytest.mark.parametrize("float8_", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fixed_splits_do_not_depend_on_the_batch(float8_):
     """Of float8 the queries of one sequence are few, those of all are not."""
     with poisoned():

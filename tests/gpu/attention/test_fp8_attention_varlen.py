@@ -14,8 +14,9 @@ from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
 CASES = ((64, "two_level", {}), (128, "two_level", dict(causal=True)), (256, "two_level", dict(causal=True)),
-         (128, "fast", {}), (256, "fast", dict(causal=True)), (64, "fast", dict(left=70, right=20)),
-         (128, "two_level", dict(left=33, right=0)), (128, "two_level", dict(left=600)))
+         (128, "fast", {}), (256, "fast", dict(causal=True)), (64, "fast", dict(left=70, right=20)), *(
+             pytest.param(128, "two_level", window, marks=pytest.mark.slow)
+             for window in (dict(left=33, right=0), dict(left=600))))
 
 
 @pytest.mark.parametrize("dim, accumulate, options", CASES, ids=str)

@@ -40,6 +40,7 @@ def test_half_precision_and_views():
     mla_sparse.compare(q, lists._replace(cache=wide[..., 8:584], indices=apart), ENDS)
 
 
+@pytest.mark.slow  # that of dense caches runs every day
 def test_fixed_splits_do_not_depend_on_the_batch():
     q, lists = queries(4, 2, 70, 576), mla_sparse.make(4, 2, 2500, 64, "sequences")
     with poisoned():
