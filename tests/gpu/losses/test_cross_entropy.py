@@ -30,6 +30,7 @@ def test_types(dtype, V, options):
 @pytest.mark.parametrize("V", [1000, 40000])
 @pytest.mark.sampled(when=lambda options, weighted, V: weighted == (V == 1000) ^ OPTIONS.index(options) % 2 and (
     V == 1000 or weighted))
+@pytest.mark.sampled(each_value=True)
 def test_each_option(options, weighted, V):
     logits, target = make((37, V), "bf16", 3.0)
     if "ignore_index" in options:
