@@ -20,7 +20,7 @@ MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create
 STEPS = _of(FORWARD, "test_create_block_mask[causal-1000-size4]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
-BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key")
+BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key --slow")
 
 MUTANTS = (
     *family(

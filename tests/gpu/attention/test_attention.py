@@ -33,7 +33,7 @@ def test_sizes(dtype, dim, causal):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.sampled(when=lambda dtype, dim, causal: dtype == torch.bfloat16 or (causal and dim == 64))
+@pytest.mark.sampled(when=lambda dtype, dim, causal: dtype == torch.bfloat16)
 def test_each_length_s_kernel_at_all_sizes(dtype, dim, causal):
     """Every kernel is right at every size, whatever the plan uses it for."""
     spec = AttentionSpec({torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype], dim, causal)
@@ -123,7 +123,7 @@ def test_nothing_outside_is_read_or_written(causal):
 
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.sampled(when=lambda dim, causal: causal == (dim == 64))
+@pytest.mark.sampled(when=lambda dim, causal: causal and dim == 64)
 def test_lse_changes_nothing(dim, causal):
     for keys in (333, 4096, 8200):  # the kernels of short, medium and long sequences
         q, k, v = make(1, 333, keys, 2, 2, dim, torch.bfloat16)
@@ -203,6 +203,7 @@ def test_streams_and_graphs():
         assert torch.equal(o, w)
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_call():
     q, k, v = make(2, 200, 200, 4, 4, 64, torch.bfloat16)
     f = torch.compile(lambda q, k, v: tkq.flash_attn(q, k, v, causal=True, return_lse=True), fullgraph=True)

@@ -13,7 +13,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 FORMS = (
     ("bulk", 128, True, BF16, {"heads_per_task": 2}),
     pytest.param("bulk", 128, False, BF16, {}, marks=pytest.mark.slow),
-    ("first_store", 128, True, BF16, {"heads_per_task": 2}),
+    pytest.param("first_store", 128, True, BF16, {"heads_per_task": 2}, marks=pytest.mark.slow),  # planned elsewhere
     *(pytest.param(*form, marks=pytest.mark.slow) for form in (
         ("first_store", 128, False, BF16, {"heads_per_task": 2}),
         ("bulk", 128, True, FP16, {"heads_per_task": 1, "tail_waves": 2}),

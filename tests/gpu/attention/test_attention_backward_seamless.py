@@ -23,7 +23,7 @@ NOT_PLANNED = ((128, True, {"dq_reduce": "atomic", "ds_stages": 4}),)
 @pytest.mark.parametrize("dim, causal, change", (
     *[(dim, causal, {}) for dim in (64, 128) for causal in (False, True)],
     *[pytest.param(*x, marks=pytest.mark.slow) for x in NOT_PLANNED]), ids=shown)
-@pytest.mark.sampled(when=lambda dim, causal: causal == (dim == 128))
+@pytest.mark.sampled(when=lambda dim, causal: causal and dim == 128)  # `test_the_plan_of_long_ones` has 64
 def test_packed(dim, causal, change, monkeypatch):
     """Blocks of 128 keys: none, one, parts of them; fewer queries than keys, and more; rows of no sequence, and not in
     use; more tiles than the kernel before makes statistics of."""

@@ -18,8 +18,8 @@ LENGTHS = (*MIXED, (1300, 1300), (800, 1100))
 
 def everyday(name, left):
     """Of models with a window, the layers that have it: those without differ by what other tests have by itself.
-    Phi-3's are those of `test_head_dim_96`."""
-    return name != "phi-3" and (left is not None or MODELS[name].left is None)
+    Phi-3's are those of `test_head_dim_96`, Gemma 2's of test_transformers_on_gpu.py."""
+    return name not in ("phi-3", "gemma 2") and (left is not None or MODELS[name].left is None)
 
 
 def options_of(name, left):
@@ -88,11 +88,13 @@ def test_packed_sequences_without_a_mask(dim):
     Problem(MIXED, 4, 2, dim, spare=9).judge("full")
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_left_alone_of_packed_sequences():
     varlen_inputs.compare(*varlen_inputs.make(MIXED, 4, 2, 128), "left", left=100)
     Problem(MIXED, 4, 2, 128, options=Options(False, None, 100)).judge("left")
 
 
+@pytest.mark.slow
 def test_softcap_of_packed_sequences():
     varlen_inputs.compare(*varlen_inputs.make(MIXED, 4, 2, 128), "softcap", causal=True, softcap=20.0)
     Problem(MIXED, 4, 2, 128, options=Options(True, softcap=20.0)).judge("softcap")

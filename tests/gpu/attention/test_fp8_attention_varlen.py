@@ -14,8 +14,9 @@ from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
 CASES = ((64, "two_level", {}), (128, "two_level", dict(causal=True)), (256, "two_level", dict(causal=True)),
-         (128, "fast", {}), (256, "fast", dict(causal=True)), (64, "fast", dict(left=70, right=20)),
-         (128, "two_level", dict(left=33, right=0)), (128, "two_level", dict(left=600)))
+         (128, "fast", {}), (256, "fast", dict(causal=True)), (64, "fast", dict(left=70, right=20)), *(
+             pytest.param(128, "two_level", window, marks=pytest.mark.slow)
+             for window in (dict(left=33, right=0), dict(left=600))))
 
 
 @pytest.mark.parametrize("dim, accumulate, options", CASES, ids=str)
@@ -58,7 +59,8 @@ def test_hard_data():
     assert torch.equal(again[0], o) and torch.equal(again[1], lse), "strides"
 
 
-@pytest.mark.parametrize("dim, causal", ((128, False), (64, True), (256, True)))
+@pytest.mark.parametrize("dim, causal", ((128, False), *(
+    pytest.param(dim, True, marks=pytest.mark.slow) for dim in (64, 256))))
 def test_what_is_not_in_use_is_not_looked_at(dim, causal):
     given = make(EDGES, 4, 2, dim, spare=50)
     for n, of in zip("qk", zip(*EDGES, strict=True), strict=True):
@@ -158,7 +160,8 @@ def _paged(page, dim) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("page, dim, options", ((1, 64, {}), (16, 128, dict(causal=True)), (48, 256, dict(causal=True)),
-                                                (256, 128, dict(left=70, right=20))), ids=str)
+                                                pytest.param(256, 128, dict(left=70, right=20),
+                                                             marks=pytest.mark.slow)), ids=str)
 def test_pages(page, dim, options):
     """Bit for bit as the same keys packed; lengths beyond the table are those of the table, whose rows all have
     numbers then."""

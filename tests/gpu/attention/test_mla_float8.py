@@ -51,7 +51,8 @@ def test_work_that_blocks_share(lengths, heads):
                   made._replace(keys=[(k, k[..., :512]) for k in keys]), "shared")
 
 
-@pytest.mark.parametrize("rows, heads, topk, lengths", [(1, 128, 700, None), (2, 16, 129, "queries")])
+@pytest.mark.parametrize("rows, heads, topk, lengths", [
+    (1, 128, 700, None), pytest.param(2, 16, 129, "queries", marks=pytest.mark.slow)])
 def test_lists(rows, heads, topk, lengths):
     lists = mla_sparse.with_ends(mla_sparse.make(8, rows, topk, 64, lengths), [0, 1, 63, 64, 65, 129])
     lists = lists._replace(cache=mla.apart(float8(lists.cache)))

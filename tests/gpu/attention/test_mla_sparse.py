@@ -30,6 +30,7 @@ def test_work_that_blocks_share(batch, rows, heads, topk):
         mla_sparse.compare(queries(batch, rows, heads, 576), mla_sparse.make(batch, rows, topk, 64, None))
 
 
+@pytest.mark.slow  # `test_half_precision` of dense caches runs every day
 def test_half_precision_and_views():
     """Of q, of the cache, with gaps between rows and other ones between pages, and of the lists."""
     q = queries(8, 2, 80, 576, torch.float16)[:, :, 3:40]
@@ -38,6 +39,7 @@ def test_half_precision_and_views():
     mla_sparse.compare(q, lists._replace(cache=apart(lists.cache), indices=indices))
 
 
+@pytest.mark.slow  # that of dense caches runs every day
 def test_fixed_splits_do_not_depend_on_the_batch():
     q, lists = queries(4, 2, 70, 576), mla_sparse.make(4, 2, 2500, 64, "sequences")
     with poisoned():

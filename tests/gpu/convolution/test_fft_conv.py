@@ -31,6 +31,7 @@ def test_four_blocks(L, taps):
     check(make(3, 2, L, taps), gradients=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
 def test_eight_blocks(L, taps):
     check(make(3, 2, L, taps))
@@ -45,11 +46,13 @@ def test_a_million_tokens():
     check(make(1, 2, 2**20, 2**20))
 
 
-@pytest.mark.parametrize("L, taps", [(2**21, 2**21), (2**21 - 5, 3), (2**22, 2**22), (3000000, 5000000)])
+@pytest.mark.parametrize("L, taps", [(2**22, 2**22), (3000000, 5000000), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((2**21, 2**21), (2**21 - 5, 3)))])
 def test_millions_of_tokens(L, taps):
     check(make(1, 2, L, taps))
 
 
+@pytest.mark.slow  # gates are multiplied in shorter ones as well, by `test_several_passes_with_gates`
 def test_millions_of_tokens_with_gates_and_circular():
     check(make(1, 2, 3000001, 70001, gates="pre post", d=True))
     check(make(1, 1, 2**21, 2**21 + 7, "fp16"), causal=False, gradients=False)
@@ -193,7 +196,7 @@ def test_hard_signals(signal, L):
 
 @pytest.mark.parametrize("L", [4096, 262144])
 def test_filters_of_any_size(L):
-    given = make(2, 3, L, L)
+    given = make(5, 3, L, L)
     with torch.no_grad():
         given["k"].mul_(torch.tensor([1e-30, 1.0, 1e30], device="cuda")[:, None])
     check(given, gradients=False)

@@ -224,6 +224,7 @@ def hard_scales(kind, sa, sb):
 
 @pytest.mark.parametrize("m, k", ((200, 400), (20, 400), (40, 2064)))  # tiles; few rows; few whose blocks share K
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(each_value=True)
 def test_hard_scales(kind, m, k):
     """Zeros, infinities, NaN and huge ratios come out as they do from float64."""
     n = 264

@@ -108,6 +108,7 @@ def test_launched_under_the_end_of_the_one_before(captured, promote, M, rows, sp
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("M, k, row", ((20, 2064, 3), (300, 4112, 203)))
+@pytest.mark.sampled(each_value=True)
 def test_nan_in_used_operands(kind, M, k, row):
     """It reaches its own row and its own column, and nothing else."""
     a, b, *scales = operands(M, 264, k, kind, device="cuda", whole=True, powers=True)
@@ -154,6 +155,7 @@ def test_more_than_2_31_results():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("M, n, shape", ((64, 1024, (64, 64, 8)), (300, 512, (128, 64, 2)), (300, 512, (128, 128, 4))))
 @pytest.mark.sampled(when=lambda kind, M: (M == 64) == (kind in ("tensor", "1x128_1x128")))
+@pytest.mark.sampled(each_value=True)
 def test_the_same_bits_every_time(kind, M, n, shape):
     spec = spec_of(kind, promote=kind != "row")
     args = operands(M, n, 8192, kind, device="cuda")

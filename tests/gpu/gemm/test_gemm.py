@@ -110,6 +110,7 @@ def test_nothing_is_written_past_the_end_of_a_row(out_dtype):
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("out_dtype", (torch.bfloat16, torch.float16, torch.float32))
+@pytest.mark.sampled(each_value=True)
 def test_types(dtype, out_dtype):
     for size in ((129, 264, 136), (512, 512, 512), (65, 1000, 72)):
         check_run(*operands(size, dtype=dtype), None, out_dtype)

@@ -150,6 +150,7 @@ def test_it_is_enabled_before_the_first_call_of_a_process():
         pytest.skip(f"this torch chooses {done.stdout.strip()} first: nothing is proved")
 
 
+@pytest.mark.slow
 def test_it_is_enabled_where_cuda_cannot_start():
     """In a process forked after CUDA has started: for tensors on the CPU, so it goes without a word."""
     done = alone(FORKED)

@@ -187,5 +187,6 @@ def test_in_a_cuda_graph():
     assert torch.equal(found, delta_layers.call(**given))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled():
     checks.compiles_once(delta_layers.CASE, "cuda", sizes=checks.ROWS[:2])

@@ -89,6 +89,7 @@ def test_in_a_cuda_graph():
     assert torch.equal(found, tkq.gated_delta_rule(*given))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph_with_opcheck():
     given = with_beta(make(1, 65, 2, 4, 64, 64, "token"))
     torch.library.opcheck(torch.ops.tkq.gated_delta_rule.default, (*given, None, None, True, None, False))

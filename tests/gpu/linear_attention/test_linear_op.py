@@ -68,8 +68,8 @@ def test_states_of_16_bits():
     check(*with_states(make(1, 65, 2, 2, 64, 64, "token"), BF16))
 
 
+@pytest.mark.slow  # those of ssd, of 256, run every day
 @pytest.mark.parametrize("V", [144, 256])
-@pytest.mark.sampled(when=lambda V: V == 144)
 def test_more_values_than_a_gradients_launch_takes(V):
     check(*make(1, 100, 1, 2, 64, V, "token"), of_state=False)
 
@@ -160,6 +160,7 @@ def test_the_same_bits():
         assert all(torch.equal(a, b) for a, b in zip(results(ours, given, (do, dstate)), first))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph_with_opcheck():
     given = [x.requires_grad_() for x in with_states(make(1, 65, 2, 4, 64, 64, "token"))]
     torch.library.opcheck(torch.ops.tkq.linear_attn.default, (*given, None, True, None, False))

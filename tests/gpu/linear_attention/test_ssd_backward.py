@@ -68,7 +68,7 @@ def test_lengths(monkeypatch, S):
     check(monkeypatch, make(2, S, of_dt=F32, without=("z",)))
 
 
-@pytest.mark.parametrize("D_dims", [1, 2])
+@pytest.mark.parametrize("D_dims", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_packed_sequences(monkeypatch, D_dims):
     """NaN in tokens before the first one and behind the last one, and in what comes in for them."""
     given = make(1, 350, of_dt=F32, N=64, without=("z",) if D_dims == 2 else (), D_dims=D_dims)
@@ -118,7 +118,7 @@ def test_gradients_of_steps_are_not_rounding(bias):
 
 
 def test_resets(monkeypatch):
-    given = make(1, 300, N=64, without=("z",))
+    given = make(1, 300, of_dt=F32, without=("z",))
     given.dt[:, ::37] = 40.0
     check(monkeypatch, given)
 
@@ -139,7 +139,8 @@ def test_limits(monkeypatch, softplus):
     assert 0.1 < (of_dt == 0).float().mean() < 0.95
 
 
-@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.slow  # the layer of test_mixer_layers_on_gpu.py has them every day
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_parameters_of_16_bits(monkeypatch, dtype):
     """In bf16, of x, B and C of the other type, too."""
     given = make(1, 100, dtype, N=64, without=("z",))
@@ -165,7 +166,7 @@ def test_one_gradient_is_that_of_all(leaf):
 
 @pytest.mark.parametrize("used", ["y", "states"])
 def test_one_result_is_used(used):
-    given = make(1, 65, without=("z",))
+    given = make(1, 65, of_dt=F32, without=("z",))
     dy, dstates = incoming(given)
     leaves = [None if x is None else x.detach().requires_grad_() for x in given[:9]]
     results = ours(given._replace(**dict(zip(given._fields, leaves))))
@@ -178,7 +179,7 @@ def test_one_result_is_used(used):
 
 def test_gradients_of_odd_strides():
     """Those that come in: expanded, and in rows that TMA does not take."""
-    given = make(1, 65, P=64)
+    given = make(1, 65, of_dt=F32, without=("z",), P=64)
     for dy in (torch.ones((), device="cuda", dtype=BF16).expand(1, 65, 4, 64),
                torch.randn(1, 65, 4, 67, device="cuda").to(BF16)[..., 1:65]):
         found, want = (gradients(given, x, None) for x in (dy, dy.contiguous()))
@@ -213,6 +214,7 @@ def test_in_a_cuda_graph():
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(given, dy, dstates)))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph():
     given = make(1, 65, without=())
     leaves = [x.requires_grad_() for x in given[:9]]

@@ -196,6 +196,7 @@ def test_in_a_cuda_graph():
     assert all(map(torch.equal, found, ours(given)))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_compiled_in_one_graph_with_opcheck():
     given = make(1, 65, without=())
     torch.library.opcheck(torch.ops.tkq.mamba2_ssd.default, (*given[:10], *given.limit, True, given.cu))

@@ -30,6 +30,7 @@ def test_types(dtype, V, options):
 @pytest.mark.parametrize("V", [1000, 40000])
 @pytest.mark.sampled(when=lambda options, weighted, V: weighted == (V == 1000) ^ OPTIONS.index(options) % 2 and (
     V == 1000 or weighted))
+@pytest.mark.sampled(each_value=True)
 def test_each_option(options, weighted, V):
     logits, target = make((37, V), "bf16", 3.0)
     if "ignore_index" in options:
@@ -40,7 +41,7 @@ def test_each_option(options, weighted, V):
 
 @pytest.mark.parametrize("V", [1, 2, 3, 7, 8, 31, 64, 100, 257, 1000, 1023, 1024, 1536, 2048, 3073, 4100, 8192, 10001,
                                16384, 16392])
-@pytest.mark.sampled(when=lambda V: V in (1, 7, 100, 1000, 1023, 1024, 8192, 16392))
+@pytest.mark.sampled(when=lambda V: V in (1, 100, 1000, 1024, 16392))
 def test_few_classes(V):
     for M in (1, 3, 130):
         logits, target = make((M, V), "bf16", 2.0)
@@ -280,6 +281,7 @@ def test_in_a_cuda_graph(V):
         assert all(torch.equal(a, b) for a, b in zip(captured, run()))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_the_torch_op():
     logits, target = make((9, 256))
     logits.requires_grad_()

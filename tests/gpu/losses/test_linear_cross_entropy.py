@@ -161,6 +161,7 @@ def test_the_same_bits_every_time(reduction):
         assert all(torch.equal(a, b) for a, b in zip(first, run()))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_torch_compile():
     x, weight, target = make(600)
 
@@ -217,6 +218,7 @@ def integers(*shape, pitch=None, seed=0):
 
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.sampled(each_value=True)
 def test_gemm_accumulates(out, first):
     """first: 1: results where TMA does not reach."""
     for m, n, k in ((130, 264, 64), (1000, 512, 200), (64, 128, 8), (300, 1000, 13)):

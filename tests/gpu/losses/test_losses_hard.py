@@ -106,6 +106,7 @@ def test_pointwise_gradients_have_the_same_bits_every_time(name):
         assert all(torch.equal(s, t) for s, t in zip(run(), first))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_a_loss_and_its_gradient_as_an_op():
     logits, target = torch.randn(300, 1000, device="cuda").to(BF16), torch.randint(1000, (300,), device="cuda")
     first = tkq.cross_entropy_and_gradient(logits, target)

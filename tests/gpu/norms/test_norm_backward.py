@@ -167,6 +167,7 @@ def test_weight_offset(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, True, True), (True, True, True)])
+@pytest.mark.sampled(each_value=True)
 def test_what_is_not_needed_is_left_out(kind, needs):
     got = check(kind, *make(300, 1024), needs=needs)
     assert [t is not None for t in got] == [*needs, False]
@@ -248,6 +249,7 @@ def test_weight_at_any_address(offset):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [64, 1001, 65536])
+@pytest.mark.sampled(each_value=True)
 def test_no_rows(kind, N):
     dy, x, weight = make(0, N)
     rstd, mean = statistics(kind, x)

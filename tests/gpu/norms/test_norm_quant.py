@@ -95,6 +95,7 @@ def test_quantised_hard_data(granularity):
 
 @pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("N", [300, 1001, 65536])
+@pytest.mark.sampled(each_value=True)
 def test_zeros_nan_and_infinity_quantise_to_what_is_documented(granularity, N):
     x, extra = make((5, N), "bf16", weight="bf16")
     clean, clean_scale = tkq.rmsnorm_quant(x, **extra, granularity=granularity)
@@ -130,6 +131,7 @@ def test_quantised_heads(kind):
 
 @pytest.mark.parametrize("N", [131072, 262144])
 @pytest.mark.parametrize("vectors", [dict(weight="bf16"), dict(weight="fp32", bias="fp32")], ids=["light", "heavy"])
+@pytest.mark.sampled(each_value=True)
 def test_long_rows_of_layernorm(N, vectors):
     """In registers (`fp8_output.Fp8Output`), or by blocks that stay (`tkq.norms.forward.fp8_persistent`); hard ones;
     what is not a number."""

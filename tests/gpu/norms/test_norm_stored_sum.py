@@ -85,6 +85,7 @@ def test_gradients_with_a_sum_in_16_bits(backward, kind, x, N):
 
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(each_value=True)
 def test_gradients_of_hard_heads_with_a_residual(kind, heads):
     for how in (None, *HARD):
         leaves = leaves_of((33, 5, 128), "bf16", how=how, weight=((5, 128), "bf16") if heads else "bf16",

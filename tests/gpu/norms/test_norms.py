@@ -72,8 +72,9 @@ def test_every_mix_of_types(kind, x, weight, bias, shape):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 130, 257, 1000, 1023, 2048, 3072, 3073, 4096,
                                4100, 6144, 8192, 8200, 10001, 16384])
-@pytest.mark.sampled(when=lambda kind, N: N in (1000, 4096) or (kind == "rmsnorm") == (N in (
-    1, 16384, 2, 9, 64, 127, 257, 2048, 3072, 6144, 8192)))
+@pytest.mark.sampled(when=lambda kind, N: N in (1000, 4096) or (
+    (kind == "rmsnorm") == (N in (1, 2, 9, 64, 2048, 3072, 8192, 16384))
+    and N not in (3, 8, 31, 65, 127, 257, 3073, 6144, 8200)))
 def test_short_rows(kind, N):
     for M in (1, 3, 129):
         check(kind, *make((M, N), "bf16", "bf16", "bf16"), what=f"M {M}")
@@ -83,7 +84,8 @@ def test_short_rows(kind, N):
 @pytest.mark.parametrize("x, N", [("bf16", 16392), ("bf16", 32768), ("bf16", 40000), ("bf16", 65535), ("bf16", 65536),
                                   ("bf16", 100008), ("bf16", 131072), ("bf16", 262143), ("bf16", 262144),
                                   ("fp32", 32768), ("fp32", 65540), ("fp32", 262143), ("fp32", 262144)])
-@pytest.mark.sampled(when=lambda kind, N: N in (65536, 262144) or (kind == "rmsnorm") == (N % 8 == 0))
+@pytest.mark.sampled(when=lambda kind, N: N in (65536, 262144) or (
+    (kind == "rmsnorm") == (N % 8 == 0) and N not in (16392, 65535, 65540, 100008)))
 def test_long_rows(kind, x, N):
     check(kind, *make((11, N), x, "fp32", None))
 
@@ -126,6 +128,7 @@ def test_the_variants_that_tuning_may_choose(kind, N):
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("scale, mean", [(1e4, 0.0), (1e-4, 0.0), (1.0, 100.0), (30.0, -300.0), (0.0, 3.0), (0.0, 0.0)])
 @pytest.mark.sampled(when=lambda kind, x: x == "bf16" or (kind == "rmsnorm") == (x == "fp16"))
+@pytest.mark.sampled(each_value=True)
 def test_hard_data(kind, x, scale, mean):
     """Large and small values, a mean far from 0, constant rows."""
     for N in (1024, 1001, 32768):
@@ -167,6 +170,7 @@ def test_nan_and_inf_stay_in_their_row(kind):
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (16384, 16384 + 24, 16), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
 @pytest.mark.sampled(when=lambda kind, x: (x == "bf16") == (kind == "rmsnorm"))
+@pytest.mark.sampled(each_value=True)
 def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
     """Around the view there is NaN: a read too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
@@ -182,6 +186,7 @@ def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("M, N, rows_before", [(5, 4096, 3), (130, 100, 1), (3, 65536, 2), (9, 7, 4)])
+@pytest.mark.sampled(each_value=True)
 def test_nothing_is_written_outside_the_output(kind, M, N, rows_before):
     whole = torch.full((M + 2 * rows_before, N), float("nan"), device="cuda", dtype=torch.bfloat16)
     out = whole[rows_before:rows_before + M]
@@ -193,6 +198,7 @@ def test_nothing_is_written_outside_the_output(kind, M, N, rows_before):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
+@pytest.mark.sampled(each_value=True)
 def test_weight_and_bias_at_any_address(kind, offset):
     x, w, b = make((33, 1024), "bf16", "bf16", "fp32")
     away_w, away_b = torch.empty(1032, device="cuda", dtype=w.dtype), torch.empty(1032, device="cuda", dtype=b.dtype)
@@ -278,6 +284,7 @@ def test_in_a_cuda_graph(kind, N):
         assert torch.equal(y, op(x, w))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_torch_op(kind):
     op = getattr(torch.ops.tkq, kind)

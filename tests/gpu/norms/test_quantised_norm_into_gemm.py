@@ -21,6 +21,7 @@ def weights(granularity, device="cuda"):
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("M", [5, 300])
+@pytest.mark.sampled(each_value=True)
 def test_a_norm_and_a_product(kind, granularity, M):
     g = torch.Generator("cuda").manual_seed(M)
     x = torch.randn(M, N, device="cuda", generator=g).to(torch.bfloat16)

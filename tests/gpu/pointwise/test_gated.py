@@ -147,6 +147,7 @@ def test_any_number_of_columns(N):
 
 @pytest.mark.parametrize("packing", ["split", "interleaved"])
 @pytest.mark.parametrize("N", [1, 33, 64, 1000, 5632])
+@pytest.mark.sampled(each_value=True)
 def test_one_tensor(packing, N):
     check("swiglu", (19, N), "bf16", packing=packing)
 
@@ -247,6 +248,7 @@ def test_gradients_of_any_strides():
         assert all(map(torch.equal, got, want))
 
 
+@pytest.mark.slow  # test_every_op.py compiles each function every day
 @pytest.mark.parametrize("packing", ["apart", "split"])
 def test_compiled(packing):
     gate, up, dy = make((64, 256), "bf16")

@@ -73,6 +73,7 @@ def test_any_number_of_heads(heads):
     pytest.param(*size, marks=pytest.mark.slow) for size in (
         (2, 2), (10, 6), (20, 20), (128, 128), (64, 32), (65, 64), (96, 96), (128, 64), (192, 64), (256, 256),
         (512, 512)))])
+@pytest.mark.sampled(each_value=True)
 def test_any_number_of_columns(interleaved, D, R):
     check(make((2, 7, 3, D)), *tables(R), interleaved=interleaved)
 
@@ -109,6 +110,7 @@ def test_positions_of_every_kind(index):
 
 @pytest.mark.parametrize("lengths", [(37,), (5, 0, 12, 1), (0, 0, 30, 0), tuple(range(1, 20)), (1,) * 100])
 @pytest.mark.parametrize("outside", [(0, 0), (3, 4)])
+@pytest.mark.sampled(each_value=True)
 def test_sequences_of_several_lengths(lengths, outside):
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int() + outside[0]
     total = sum(lengths) + sum(outside)

@@ -17,6 +17,7 @@ def off(got, want):
 @pytest.mark.parametrize("gradient", (E4M3, E5M2))
 @pytest.mark.parametrize("tokens", (256, 77))
 @pytest.mark.sampled(when=lambda granularity, gradient: gradient == E4M3 or granularity == "row")
+@pytest.mark.sampled(each_value=True)
 def test_beside_torch(granularity, gradient, tokens):
     ours = tkq.nn.Fp8Linear(528, 784, device="cuda", dtype=torch.bfloat16, granularity=granularity, gradient=gradient)
     theirs = nn.Linear(528, 784, device="cuda", dtype=torch.bfloat16)

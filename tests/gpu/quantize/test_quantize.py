@@ -47,6 +47,7 @@ def run(x, granularity, dtype=E4M3, transpose=False):
 @pytest.mark.parametrize("transpose", (False, True))
 @pytest.mark.parametrize("x_dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.sampled(when=EVERYDAY)
+@pytest.mark.sampled(each_value=True)
 def test_random(granularity, transpose, x_dtype):
     for shape in SHAPES:
         run(torch.randn(shape, device="cuda").to(x_dtype), granularity, transpose=transpose)
@@ -69,6 +70,7 @@ def test_hard_data(granularity, transpose):
 @pytest.mark.parametrize("transpose", (False, True))
 @pytest.mark.parametrize("x_dtype", (torch.bfloat16, torch.float16, torch.float32))
 @pytest.mark.sampled(when=EVERYDAY)
+@pytest.mark.sampled(each_value=True)
 def test_nan_and_infinities(granularity, transpose, x_dtype):
     """One element; and one in each of a thread's rows, in odd and even columns, and in the last row and column."""
     for m, n in ((257, 528), (130, 333)):

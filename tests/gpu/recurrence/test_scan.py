@@ -28,7 +28,7 @@ def test_fp32(reverse):
 
 
 @pytest.mark.parametrize("C, dtype", [
-    (1930, "bf16"), (1932, "bf16"), pytest.param(1932, "fp32", marks=pytest.mark.slow)])
+    (1930, "bf16"), *(pytest.param(1932, dtype, marks=pytest.mark.slow) for dtype in ("bf16", "fp32"))])
 def test_several_channels_a_thread(C, dtype):
     check(*make(8, 70, C, dtype))
 

@@ -30,6 +30,7 @@ def check_norm(name, M, N, x_type, w_type, **options):
 
 @pytest.mark.parametrize("w_type, totals_type", [(FP32, FP32), (BF16, BF16)])
 @pytest.mark.parametrize("N", [1, 7, 64, 1000, 4098, 16384, 65536, 262144])
+@pytest.mark.sampled(each_value=True)
 def test_a_vector_in_the_rows_layout_and_a_number_a_row(N, w_type, totals_type):
     """The kernel of docs/write_your_own/reduction.md."""
     torch.manual_seed(N)
@@ -94,6 +95,7 @@ def test_clusters_asked_for(name, cluster_n):
 
 @pytest.mark.parametrize("op, reduce", [("add", torch.sum), ("max", torch.amax), ("min", torch.amin)])
 @pytest.mark.parametrize("N", [1, 5, 32, 100, 1000, 4096, 40000, 131072])
+@pytest.mark.sampled(each_value=True)
 def test_row_reduce(op, reduce, N):
     x = torch.randn(11, N, device="cuda")
     out = torch.full((11,), float("nan"), device="cuda")

@@ -125,6 +125,7 @@ def test_five_sums_and_columns_that_need_them(N):
 
 @pytest.mark.parametrize("N", SIZES)
 @pytest.mark.parametrize("more", [False, True])
+@pytest.mark.sampled(each_value=True)
 def test_columns_alone(N, more):
     for M in (1, 3000):
         dy, other = randn(M, N), randn(M, N, FP32, seed=1) if more else None

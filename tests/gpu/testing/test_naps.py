@@ -21,21 +21,20 @@ LOADED = (
     "gemm_small_m", "fp8", "fp8_not_overlapped", "fp8_promoted", "fp8_blocks", "fp8_small_m", "fp8_small_m_blocks",
     "grouped", "grouped_long", "linear", "delta", "delta_wide", "delta_blocks", "split", "channels", "channels_delta",
     "hedgehog", "hedgehog_segments", "hedgehog_window", "hedgehog_features", "ssd", "based", "norm_backward",
-    "norm_backward_warps", "norm_quantised", "fft_passes", "split_fft_passes", "mla",
-    "mla_float8")
+    "norm_backward_warps", "norm_quantised", "fft_passes", "split_fft_passes", "mla", "mla_float8")
 STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once"
 CLUSTER = "attention_cluster", "attention_wide_cluster"
 FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",
          "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless")
 STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
-# One or two of most families, and of each kind but `firsts`. All others run with --slow alone, some under mutants.
+# One of most families, and of each kind but `firsts`. All others run with --slow alone, some under mutants.
 # Of scan and decode no mutant needs a delay: their races would be found here alone.
 EVERYDAY = {
-    "naps": ("attention", "attention_wide", "backward_helper_warps", "backward_wide", "gemm", "gemm_small_m", "fp8",
-             "fp8_small_m_blocks", "grouped_long", "linear", "hedgehog", "scan", "decode", "rows_held", "quantize",
-             "decode_float8", "mla_float8", "gated", "rope", "norm_backward_cluster"),
-    "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted", "delta", "mla"),
+    "naps": ("attention", "backward_helper_warps", "backward_wide", "gemm", "gemm_small_m", "fp8", "grouped_long",
+             "linear", "hedgehog", "scan", "decode", "quantize", "mla_float8", "gated", "rope",
+             "norm_backward_cluster"),
+    "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted"),
     "stores": ("backward_first",), "roles": ("backward_wide_one_p",), "barriers": ("quantize_ticketed_few",),
     "starts": ("norm_cluster", "softmax")}
 COUNTED = "quantize", "quantize_few", "quantize_ticketed", "quantize_ticketed_few"

@@ -19,7 +19,7 @@ def inputs(device):
 
     return dict(
         x=t(6, 64), w=t(64), wide=t(6, 80), qkv=t(2, 5, 3, 4, 64), cos=t(9, 32, dtype=torch.float32),
-        q=t(2, 40, 8, 64), k=t(2, 50, 2, 64), v=t(2, 50, 2, 128), a=t(24, 64), b=t(64, 32), row=t(32), c=t(24, 32),
+        q=t(2, 40, 8, 64), k=t(2, 50, 2, 64), v=t(2, 50, 2, 64), a=t(24, 64), b=t(64, 32), row=t(32), c=t(24, 32),
         a3=t(3, 24, 64), b3=t(3, 64, 32), many=t(2000, 64), heads=t(4, 64), sinks=t(8), a8=t(24, 64, dtype=F8),
         b8=t(32, 64, dtype=F8).t(), one=torch.ones(1, device=device), by_rows=torch.ones(24, 1, device=device),
         by_columns=torch.ones(1, 32, device=device), classes=ints(*range(6)), ends=ints(10, 24),
@@ -28,7 +28,7 @@ def inputs(device):
         long_k=ints(63, 64),
         w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
-        betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
+        betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), steps=t(2, 40, 8) / 4, keys=t(2, 40, 8, 64) / 16,
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
         windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34),
@@ -44,6 +44,10 @@ def _onto(c, a, b):
 def _appended(g):
     tkq.kv_append(g.k[0, :6], g.k[1, :6], g.k_cache, g.v_cache, g.slots)
     return g.k_cache, g.v_cache
+
+
+def _descales(g):
+    return {f"{x}_descale": g.factors[:4].view(2, 2) for x in "qkv"}
 
 
 def cases(g):
@@ -101,36 +105,39 @@ def cases(g):
             g.q, g.q, g.q, g.gates, g.betas, use_qk_l2norm_in_kernel=True, A_log=g.decays, dt_bias=g.decays,
             use_gate_in_kernel=True, allow_neg_eigval=True),
         "gated_delta_rule with states": lambda: tkq.gated_delta_rule(
-            g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
+            g.q, g.keys, g.q, g.gates, g.betas, 0.5, initial_state=g.state, output_final_state=True),
         "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),
         "gated_delta_rule with gates of columns": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, g.columns, g.betas),
-        "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=g.sinks, dt_softplus=True),
+        "mamba2_ssd": lambda: tkq.mamba2_ssd(
+            g.q, g.steps, g.decays, g.keys, g.keys, D=g.decays, dt_bias=g.decays, dt_softplus=True),
         "mamba2_ssd with states": lambda: tkq.mamba2_ssd(
-            g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.sinks, g.q, g.decays, g.state,
+            g.q, g.steps, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.decays, g.q, g.decays, g.state, True,
             dt_limit=(0.1, 0.5), return_final_states=True),
         "linear_attn of packed sequences": lambda: tkq.linear_attn(
             g.q[:1], g.q[:1], g.q[:1], g.gates[:1], initial_state=g.state, cu_seqlens=g.cu, state_v_first=True,
             output_final_state=True),
         "linear_attn with a pool": lambda: tkq.linear_attn(
-            g.q, g.q, g.q, g.decays, 0.5, initial_state=g.state.clone(), output_final_state=True,
-            state_indices=g.used_q),
+            g.q[:1], g.q[:1], g.q[:1], g.gates[:1], 0.5, initial_state=g.state.clone(), cu_seqlens=g.cu,
+            output_final_state=True, state_indices=g.used_q),
         "gated_delta_rule of packed sequences": lambda: tkq.gated_delta_rule(
-            g.q[:1], g.keys[:1], g.q[:1], g.gates[:1], g.betas[:1], cu_seqlens=g.cu),
+            g.q[:1], g.keys[:1], g.q[:1], g.gates[:1], g.betas[:1], initial_state=g.state, cu_seqlens=g.cu,
+            output_final_state=True),
         "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
-            g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
+            g.q[:1], g.keys[:1], g.q[:1], g.gates[:1], g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
             state_indices=g.used_q, output_final_state=True),
         "linear_attn of packed gates of columns": lambda: tkq.linear_attn(
-            g.q[:1], g.q[:1], g.q[:1], g.columns[:1], cu_seqlens=g.cu),
-        "gated_delta_rule with a pool and gates of columns": lambda: tkq.gated_delta_rule(
-            g.q, g.keys, g.q, g.columns, g.betas, initial_state=g.state.clone(), state_indices=g.used_q,
+            g.q[:1], g.q[:1], g.q[:1], g.columns[:1], initial_state=g.state, cu_seqlens=g.cu,
             output_final_state=True),
+        "gated_delta_rule with a pool and gates of columns": lambda: tkq.gated_delta_rule(
+            g.q[:1], g.keys[:1], g.q[:1], g.columns[:1], g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
+            state_indices=g.used_q, output_final_state=True),
         "mamba2_ssd of packed sequences": lambda: tkq.mamba2_ssd(
-            g.q[:1], g.betas[:1], g.decays, g.keys[:1], g.keys[:1], D=g.sinks, dt_softplus=True, cu_seqlens=g.cu,
-            return_final_states=True),
+            g.q[:1], g.steps[:1], g.decays, g.keys[:1], g.keys[:1], D=g.decays, initial_states=g.state,
+            dt_softplus=True, cu_seqlens=g.cu, return_final_states=True),
         "mamba2_ssd with a pool": lambda: tkq.mamba2_ssd(
-            g.q, g.betas, g.decays, g.keys, g.keys, initial_states=g.state.clone(), dt_softplus=True,
-            state_indices=g.used_q, return_final_states=True),
+            g.q[:1], g.steps[:1], g.decays, g.keys[:1], g.keys[:1], D=g.decays, initial_states=g.state.clone(),
+            dt_softplus=True, cu_seqlens=g.cu, state_indices=g.used_q, return_final_states=True),
         "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
         "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
         "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),
@@ -146,10 +153,9 @@ def cases(g):
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
         "quantize_qkv": lambda: tkq.quantize_qkv(g.q, g.k, g.k),
         "flash_attn_fp8": lambda: tkq.flash_attn_fp8(
-            g.q8, g.k8, g.v8, k_descale=g.factors[:4].view(2, 2), return_lse=True),
+            g.q8, g.k8, g.v8, **_descales(g), causal=True, return_lse=True),
         "flash_attn_fp8_varlen": lambda: tkq.flash_attn_fp8_varlen(
-            g.q8[0], g.k8[0], g.v8[0], g.cu, g.cu, 40, 50, v_descale=g.factors[:4].view(2, 2), seqused_k=g.used_k,
-            return_lse=True),
+            g.q8[0], g.k8[0], g.v8[0], g.cu, g.cu, 40, 50, **_descales(g), causal=True, return_lse=True),
         "flash_attn_fp8_varlen of pages": lambda: tkq.flash_attn_fp8_varlen(
             g.q8[0], g.k8, g.v8, g.cu, None, 40, 50, k_descale=g.factors[:4].view(2, 2), seqused_k=g.used_k,
             block_table=g.ids[:, :2].contiguous()),
@@ -165,7 +171,7 @@ def cases(g):
         "cascade_attention": lambda: tkq.cascade_attention(
             g.q[:, :1], g.k, g.v, block_table=g.ids, cache_seqlens=g.long_k, prefix_len=55, cascade=True),
         "mla_decode": lambda: tkq.mla_decode(
-            g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
+            g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1, return_lse=True),
         "mla_decode, planned": lambda: tkq.mla_decode(
             g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1, plan=g.latent_plan, return_lse=True),
         "mla_decode of lists, planned": lambda: tkq.mla_decode(
