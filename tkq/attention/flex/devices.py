@@ -18,11 +18,11 @@ def forward(call: Call, lse: bool, given: tuple | None = None):
 
 
 def result_like(x, columns=None):
-    """As ``launch.result_like``, on any device."""
+    """As ``launch.result_like``, on any device. No view: autograd forbids to write to such a result."""
     B, H, S, D = x.shape
     D = D if columns is None else columns
     if x.stride(1) < x.stride(2):
-        return x.new_empty((B, S, H, D)).transpose(1, 2)
+        return x.new_empty_strided((B, H, S, D), (S * H * D, D, H * D, 1))
     return x.new_empty((B, H, S, D))
 
 
