@@ -1,4 +1,5 @@
 """What a user's function looks at beside its arguments: that nothing of it is served stale, nor lost, nor misread."""
+import concurrent.futures
 import functools
 import math
 import sys
@@ -158,3 +159,15 @@ def test_errors_of_the_users_stay():
         trace("score_mod", lambda score, b, h, q, kv: score / (1 // 0))
     with pytest.raises(AttributeError, match="no attribute 'slope'"):
         trace("score_mod", functools.partial(lambda score, b, h, q, kv: score * test_errors_of_the_users_stay.slope))
+
+
+def test_threads_trace_one_at_a_time():
+    """torch's tracer patches what all threads share. A function of an object's is traced at each call."""
+    def work(n):
+        holder = types.SimpleNamespace(n=n)
+        for holder.n in range(n, n + 8):
+            graph = trace("score_mod", lambda score, b, h, q, kv: score * holder.n).graph
+            assert [node.args[0] for node in graph.nodes if node.op == "const"] == [float(holder.n)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, (10, 20, 30, 40)))

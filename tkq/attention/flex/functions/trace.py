@@ -1,6 +1,7 @@
 """From a user's PyTorch function of scalars to a graph, by make_fx."""
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import torch
@@ -12,11 +13,13 @@ from tkq.attention.flex.functions import captures, convert
 from tkq.attention.flex.functions.graph import INPUTS, Graph
 from tkq.runtime.call import check, ops
 from tkq.runtime.call.ops import LaunchCache
+from tkq.runtime.system.forks import Renewed
 
 OP = "flex_attention"
 ARGUMENTS = {"score_mod": tuple(INPUTS), "mask_mod": ("b", "h", "q", "kv")}
 _LOOKS = frozenset(("isinstance", "type", "issubclass", "callable", "hasattr", "is_tensor", "int", "float",
                     "__class__"))
+_one_at_a_time = Renewed(threading.RLock)  # torch's tracer patches what all threads share
 _traced = LaunchCache()  # (name, the captures' key[, numbers]) -> a Plan: which of the captures a graph takes
 
 
@@ -143,7 +146,7 @@ def _program(of, function, stand_ins):
             return function(*args)
 
     try:
-        with torch.no_grad():
+        with _one_at_a_time, torch.no_grad():
             return make_fx(indexed, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except DataDependentOutputException as problem:
         raise NotImplementedError(
