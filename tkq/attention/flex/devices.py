@@ -1,7 +1,10 @@
 """A call of flex_attention and its gradients, by kernels or on the CPU."""
 from __future__ import annotations
 
+import torch
+
 from tkq import reference
+from tkq.attention.arguments import FURTHEST
 from tkq.attention.flex import launch
 from tkq.attention.flex.backward import launch as backward_launch
 from tkq.attention.flex.backward.capture_launch import capture_gradients
@@ -11,8 +14,13 @@ from tkq.attention.flex.launch import Call
 
 def forward(call: Call, lse: bool, given: tuple | None = None):
     """(o, lse or None). o's rows and heads lie as q's do. given: as of ``launch.forward``."""
+    if max(call.q.shape[2], call.k.shape[2]) >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
+        raise NotImplementedError(f"flex_attention: query is {tuple(call.q.shape)}, key is {tuple(call.k.shape)}, "
+                                  "supported are fewer than 2^30 rows")
     if call.q.is_cuda:
         return launch.forward(call, lse, given=given)
+    if call.q.is_meta:  # which has no numbers to look at
+        return result_like(call.q, call.v.shape[3]), call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
     found = reference.flex.flex_attention(*call)
     return result_like(call.q, call.v.shape[3]).copy_(found[0]), found[1] if lse else None
 
