@@ -18,12 +18,15 @@ What is not there raises NotImplementedError that names the argument.
 """
 from __future__ import annotations
 
+import numbers
+
 import torch
 from torch import Tensor
 
 from . import flash_attn, flash_attn_varlen, kv_append
 from . import flash_attn_with_kvcache as _with_kvcache
-from .runtime.call import check
+from .attention.decode import check as decode
+from .runtime.call import check, ops
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
@@ -108,15 +111,31 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     rows = _rows_of(q, k_cache, cache_batch_idx, block_table)
     keys = k_cache.shape[1] * (1 if rows is None else rows.shape[1])
     lengths = _lengths(cache_seqlens, q, keys if k is None else None)
+    asked = dict(softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+                 return_lse=return_softmax_lse)
     if k is not None:
+        turned = q if rotary_cos is None else q.new_empty(q.shape)  # as kv_append gives it
+        _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
+        check.refuse_gradient(KVCACHE, q=q)
         table = torch.arange(q.shape[0], device=q.device)[:, None] if rows is None else rows
         q = _append(q, k, v, (k_cache, v_cache, table), lengths, (rotary_cos, rotary_sin, rotary_interleaved),
                     causal or window_size not in (OPEN, [*OPEN], (None, None)))
         lengths = torch.where(lengths < 0, lengths, lengths + k.shape[1])
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{KVCACHE}: rotary_cos and rotary_sin are given, allowed are they with k and v")
-    return _with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=rows, softmax_scale=softmax_scale,
-                         causal=causal, window_size=window_size, softcap=softcap, return_lse=return_softmax_lse)
+    return _with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=rows, **asked)
+
+
+def _before_writing(tensors, asked):
+    """Raises what the attention behind new keys would, while the caches are as they were."""
+    decode.flags(asked["causal"], False, asked["return_lse"])
+    decode.limits(asked["window_size"])
+    decode.numbers(asked["softmax_scale"], asked["softcap"])
+    call = decode.Call(*tensors)
+    check.refuse_gradient(KVCACHE, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
+    decode.check_call(call)
+    if not ops.traced() and type(call.q) is Tensor:
+        decode.check_layouts(call)
 
 
 def _rows_of(q, k_cache, cache_batch_idx, block_table):
@@ -145,10 +164,12 @@ def _lengths(cache_seqlens, q, default):
         if default is None:
             raise ValueError(f"{KVCACHE}: cache_seqlens is None, expected where the new keys go, with k and v")
         cache_seqlens = default
-    if not isinstance(cache_seqlens, int) or isinstance(cache_seqlens, bool):
+    if not isinstance(cache_seqlens, numbers.Integral) or isinstance(cache_seqlens, bool):
         raise TypeError(f"{KVCACHE}: cache_seqlens is a {type(cache_seqlens).__name__}, allowed are an int, a tensor "
                         "of int32 and None")
-    return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if not 0 <= cache_seqlens < 1 << 31:
+        raise ValueError(f"{KVCACHE}: cache_seqlens is {cache_seqlens}, allowed are 0 to 2^31 - 1")
+    return torch.full((q.shape[0],), int(cache_seqlens), dtype=torch.int32, device=q.device)
 
 
 def _append(q, k, v, caches, lengths, rotary, several_positions):
@@ -192,6 +213,8 @@ def _parts(what, packed, rank, n):
 
 
 def _refuse(name, dropout_p, alibi_slopes, **others):
+    if dropout_p is not None and (isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers.Real)):
+        raise TypeError(f"{name}: dropout_p is a {type(dropout_p).__name__}, allowed is 0.0")
     if dropout_p != 0.0:
         raise NotImplementedError(f"{name}: dropout_p is {dropout_p!r}, supported is 0.0 (softmax_scale is given by "
                                   "name)")

@@ -118,6 +118,8 @@ def check_layouts(op, **tensors: Any):
         if x.dim() == 1:
             check.last_dim_contiguous(f"{op}: {name}", x)
             continue
+        if x.shape[-3] >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
+            raise NotImplementedError(f"{op}: {name} is {tuple(x.shape)}, supported are fewer than 2^30 rows")
         if x.stride(-1) != 1:
             raise ValueError(f"{op}: {name} has strides {x.stride()}; "
                              "its last dimension must be contiguous: call .contiguous()")

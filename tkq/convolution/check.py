@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tkq.convolution.spec import HEADS, WIDTHS
 from tkq.runtime import arguments
-from tkq.runtime.call import check
+from tkq.runtime.call import check, memory
 
 OP, STEP = "causal_conv1d", "causal_conv1d_step"
 MOST_CHANNELS = 1 << 28
@@ -134,6 +134,9 @@ def check_written(call: StepCall, out=None) -> None:
     if out is not None:
         check.refuse_overlap(STEP, out=out)
         check.refuse_inference(STEP, out=out)
+    x, pool, weight, bias, _, indices = call
+    memory.refuse_shared(STEP, {"conv_states": pool, "out": out},
+                         dict(x=x, weight=weight, bias=bias, cache_indices=indices))
 
 
 def _sequences(x, cu):

@@ -59,7 +59,7 @@ def along_time(x: Tensor, state: Tensor | None, cu: Tensor | None, heads: int = 
 def result_like(x: Tensor, time: bool) -> Tensor:
     """What a launch writes: contiguous, in the order of x's dimensions in memory."""
     B, S, C = x.shape
-    return x.new_empty(B, C, S).transpose(1, 2) if time else x.new_empty(B, S, C)
+    return x.new_empty_strided((B, S, C), (C * S, 1, S)) if time else x.new_empty(B, S, C)
 
 
 def readable(x: Tensor, time: bool, vector: int = 1) -> Tensor:

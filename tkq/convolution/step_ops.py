@@ -38,7 +38,7 @@ def causal_conv1d_step(x: Tensor, conv_states: Tensor, weight: Tensor, bias: Opt
         TypeError: x, conv_states, weight, bias or out is no dense tensor of bf16, fp16 or fp32; activation is no word;
             cache_indices is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: activation is another word; shapes that do not go together, devices that differ, a pool or out whose
-            elements share memory.
+            elements share memory, with each other or with another tensor's.
         NotImplementedError: a tensor that requires a gradient, with gradients enabled: there is none; a W that is not
             supported.
         RuntimeError: a GPU other than Hopper; a tensor made under torch.inference_mode that is written to outside.

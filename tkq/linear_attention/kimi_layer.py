@@ -122,6 +122,7 @@ class KimiDeltaAttention(nn.Module):
             NotImplementedError: gradients are enabled: there are none."""
         check.tensor("x", x)
         check.shape("x", x, (None, 1, self.hidden_size))
+        check.as_parameters("x", x, self.q_proj.weight)
         (q, k, v), conv = self._mixed(x, cache)
         o = gated_delta_rule_step(q, k, v, *self._gates(x), cache.state, None, True)
         for old, new in zip(cache.conv, conv):
@@ -132,6 +133,7 @@ class KimiDeltaAttention(nn.Module):
         """(q, k and v, by heads), (the last inputs of their convolutions)."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
+        check.as_parameters("x", x, self.q_proj.weight)
         before = (None, None, None) if cache is None else cache.conv
         mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]

@@ -108,6 +108,7 @@ class GatedDeltaNet(nn.Module):
         rounding."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
+        check.as_parameters("x", x, self.q_proj.weight)
         before = (None, None, None) if cache is None else cache.conv
         mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]

@@ -141,6 +141,7 @@ class Mamba2(nn.Module):
             raise NotImplementedError(f"Mamba2.step: dt_limit is {self.dt_limit}, supported is {NO_LIMIT}")
         check.tensor("u", u)
         check.shape("u", u, (None, 1, self.d_model))
+        check.as_parameters("u", u, self.in_proj.weight)
         (z, x, B, C, dt), conv = self._mixed(u, cache)
         y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias, True)
         cache.conv.copy_(conv)
@@ -150,6 +151,7 @@ class Mamba2(nn.Module):
         """(z, x, B, C by heads, dt), the last inputs of the convolution."""
         check.tensor("u", u)
         check.shape("u", u, (None, None, self.d_model))
+        check.as_parameters("u", u, self.in_proj.weight)
         shared = self.ngroups * self.d_state
         z, mixed, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * shared, self.nheads], -1)
         mixed, conv = self.conv1d(mixed, None if cache is None else cache.conv, True, cu_seqlens)

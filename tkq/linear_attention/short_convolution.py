@@ -37,6 +37,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
         ValueError: shapes that do not go together, an activation that there is not."""
     if not (activation is None or activation == "silu"):
         raise ValueError(f"{NAME}: activation: got {activation!r}, allowed are None and 'silu'")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("initial_state", initial_state)):
+        if tensor is not None or name in ("x", "weight"):
+            check.tensor(f"{NAME}: {name}", tensor)
     check.rank(f"{NAME}: x", x, 3)
     check.rank(f"{NAME}: weight", weight, 2)
     (B, S, C), W = x.shape, weight.shape[1]
@@ -47,6 +50,12 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     if x.is_cuda and x.dtype in FUSED and WIDTHS[0] <= W <= WIDTHS[-1]:
         x = x if x.stride(2) == 1 else x.contiguous()  # as the result is to be
         return fused(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    if not (x.dtype == weight.dtype == wide) and not check.under_autocast(x.device.type):
+        found = causal_conv1d(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide), activation,
+                              initial_state, True, cu_seqlens)
+        y, state = (t.to(x.dtype) for t in found)
+        return (y, state) if output_final_state else y
     state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
     if cu_seqlens is not None and S:
         y = ACTIVATIONS[activation](packed_conv1d(x, weight, bias, state, cu_seqlens)).transpose(1, 2).contiguous()

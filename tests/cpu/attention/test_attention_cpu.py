@@ -139,3 +139,29 @@ def test_traces_with_a_scale_that_varies():
     f, x = torch.compile(call, fullgraph=True, dynamic=True, backend="eager"), qkv()
     for scale in (0.3, 0.4):
         assert torch.equal(f(*x, scale), call(*x, scale))
+
+
+ROWS = 1 << 30
+MANY = {"flash_attn": lambda q, k: tkq.flash_attn(q, k, k),
+        "flash_attn_varlen": lambda q, k: tkq.flash_attn_varlen(
+            q[0], k[0], k[0], *[torch.tensor([0, 1], dtype=torch.int32)] * 2, 1, 1),
+        "flex_attention": lambda q, k: tkq.flex_attention(*(x.transpose(1, 2) for x in (q, k, k))),
+        "flash_attn_fp8": lambda q, k: tkq.flash_attn_fp8(
+            q.to(torch.float8_e4m3fn), *[k[:, :1].to(torch.float8_e4m3fn).expand(k.shape)] * 2)}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_rows_that_int32_does_not_count(name):
+    """Which may be few in memory."""
+    with pytest.raises(NotImplementedError, match="fewer than 2.30 rows"):
+        MANY[name](torch.zeros(1, 8, 1, 64).bfloat16(), torch.zeros(1, 1, 1, 64).bfloat16().expand(1, ROWS, 1, 64))
+
+
+def test_shapes_that_no_memory_has():
+    """On the meta device nothing is computed."""
+    x = torch.empty(1, 1 << 26, 8, 64, dtype=torch.bfloat16, device="meta")
+    o, lse = tkq.flash_attn(x, x, x, return_lse=True)
+    assert o.shape == x.shape and lse.shape == (1, 8, 1 << 26)
+    y = x.transpose(1, 2)
+    o, lse = tkq.flex_attention(y, y, y, lambda s, *at: s * 2, return_lse=True)
+    assert o.shape == y.shape and o.stride() == y.stride() and lse.shape == (1, 8, 1 << 26)

@@ -1,5 +1,6 @@
 """tkq.flex_attention under torch.compile and other tracers: what is recorded is what is traced, one graph, gradients,
 nothing stale, dynamic shapes."""
+import numpy
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
@@ -56,6 +57,20 @@ result = v11"""
         (q // 2 >= 2) & ~(kv < 5), 2.0 - (1 - s) / 3, -torch.inf) + 2.0 ** b * 2)
     at = {**places(B, H, 40, 50, "cpu"), "score": torch.randn(B, H, 40, 50)}
     torch.testing.assert_close(evaluate(*found, at), evaluate(*wanted, at))
+
+
+def test_numbers_of_numpy_and_arguments_by_name():
+    n, x = numpy.int64(3), numpy.float64(0.1)
+    found = recorded("score_mod", lambda s, b, h, q, kv: torch.add(input=s * x, other=kv % n))
+    at = {**places(1, 1, 5, 7, "cpu"), "score": torch.randn(1, 1, 5, 7)}
+    torch.testing.assert_close(evaluate(*found, at), at["score"] * 0.1 + at["kv"] % 3)
+
+
+def test_what_no_mode_sees_is_refused():
+    """Dynamo computes abs(x) past all modes: what comes of it is a tensor on the meta device that nobody knows."""
+    unseen = torch.zeros((), device="meta")
+    with pytest.raises(NotImplementedError, match="x.abs"):
+        recorded("score_mod", lambda s, b, h, q, kv: s + unseen)
 
 
 def make(rows=S, dim=64):

@@ -1,6 +1,7 @@
 """tkq.flex_attention on the CPU: the reference against dense float64, arguments, the kernel's spec."""
 import itertools
 
+import numpy
 import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
@@ -10,6 +11,7 @@ from tests.helpers.attention import flex_gallery as gallery
 from tests.helpers.emulation.finish import function
 from tests.helpers.emulation.flex_lists import KeyTilesOnCpu
 from tkq.attention.flex import catalog
+from tkq.attention.flex.check import blocks_of, tensors_of
 from tkq.attention.flex.functions.trace import trace
 from tkq.attention.flex.plan import plan
 from tkq.attention.flex.spec import WIDTHS, FlexSpec
@@ -124,6 +126,49 @@ def test_wrong_block_masks():
         tkq.create_block_mask(lambda b, h, q, kv: META[q] > kv, None, None, 8, 8, "cpu")
     with pytest.raises(TypeError, match="create_block_mask: mask_mod is None"):
         tkq.create_block_mask(None, None, None, 8, 8, "cpu")
+
+
+MADE_WRONG = {
+    "kv_indices": (TypeError, dict(kv_indices=None)), "kv_num_blocks": (TypeError, dict(kv_num_blocks=[1])),
+    "sparse": (TypeError, dict(kv_num_blocks=torch.ones(1, 1, 3, dtype=torch.int32).to_sparse())),
+    "BLOCK_SIZE is None": (TypeError, dict(BLOCK_SIZE=None)),
+    "BLOCK_SIZE is .128,": (TypeError, dict(BLOCK_SIZE=(128,))),
+    "BLOCK_SIZE is .128.0": (TypeError, dict(BLOCK_SIZE=(128.0, 128.0))),
+    "seq_lengths is None": (TypeError, dict(seq_lengths=None)),
+    "seq_lengths is .300": (TypeError, dict(seq_lengths=(300,))),
+}
+
+
+@pytest.mark.parametrize("words", MADE_WRONG)
+def test_block_masks_of_wrong_parts(words):
+    error, parts = MADE_WRONG[words]
+    mask = tkq.create_block_mask(gallery.causal, None, None, 300, 300, "cpu")
+    vars(mask).update(parts)
+    with pytest.raises(error, match=words):
+        tkq.flex_attention(*torch.randn(3, 1, 2, 300, 64).bfloat16(), block_mask=mask)
+
+
+def test_block_masks_without_a_part_of_the_other_lists():
+    """Which are made again."""
+    mask = tkq.create_block_mask(gallery.causal, None, None, 300, 300, "cpu")
+    q, k = torch.randn(2, 1, 2, 300, 64).bfloat16()
+    for name in ("q_indices", "full_q_num_blocks"):
+        half = tkq.create_block_mask(gallery.causal, None, None, 300, 300, "cpu")
+        setattr(half, name, None)
+        assert blocks_of(half, q, k)[1].queries is None and blocks_of(mask, q, k)[1].queries is not None
+        assert len(tensors_of(half, q, k).lists) == 4 and len(tensors_of(mask, q, k).lists) == 8
+
+
+def test_sizes_of_blocks():
+    """NumPy's numbers are numbers; a block of more than all is one block, never full."""
+    everything = lambda b, h, q, kv: kv >= 0
+    sizes = [numpy.int64(128), 2 ** 31 - 1, (64, 2 ** 31 - 1)]
+    found = [tkq.create_block_mask(everything, None, None, 100, 50, "cpu", size) for size in sizes]
+    assert [mask.BLOCK_SIZE for mask in found] == [(128, 128), (2 ** 31 - 1,) * 2, sizes[2]]
+    assert all(mask.kv_num_blocks.eq(1).all() and not mask.full_kv_num_blocks.any() for mask in found)
+    for size in (2 ** 31, 2 ** 70, 0):
+        with pytest.raises(ValueError, match="BLOCK_SIZE"):
+            tkq.create_block_mask(everything, None, None, 100, 50, "cpu", size)
 
 
 def test_gradients_of_the_reference():

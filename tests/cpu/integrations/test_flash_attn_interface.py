@@ -1,6 +1,7 @@
 """flash-attention's names: each against softmax(q k) v in float64, new keys in their slots, what is refused."""
 import itertools
 
+import numpy
 import pytest
 import torch
 
@@ -140,7 +141,26 @@ ANGLES = dict(rotary_cos=torch.ones(4, 32), rotary_sin=torch.ones(4, 32))
     (ValueError, "cache_batch_idx and block_table", lambda x: kvcache(cache_batch_idx=x, block_table=x)),
     (TypeError, "cache_seqlens is a float", lambda x: kvcache(cache_seqlens=1.0)),
     (TypeError, "cache_seqlens: dtype", lambda x: kvcache(cache_seqlens=torch.zeros(2))),
+    (TypeError, "dropout_p is a Tensor", lambda x: fa.flash_attn_func(x, x, x, torch.tensor(0.0))),
+    (TypeError, "dropout_p is a bool", lambda x: fa.flash_attn_func(x, x, x, False)),
+    (ValueError, "cache_seqlens is 1099511627776", lambda x: kvcache(cache_seqlens=2 ** 40)),
+    (ValueError, "cache_seqlens is -1", lambda x: kvcache(cache_seqlens=-1)),
     (TypeError, "q: got int", lambda x: fa.flash_attn_with_kvcache(3, x, x))])
 def test_what_is_refused(error, words, call):
     with pytest.raises(error, match=words):
         call(torch.zeros(1, 4, 2, 2, 64, dtype=BF16))
+
+
+@pytest.mark.parametrize("error, wrong", [
+    (TypeError, dict(causal="x")), (TypeError, dict(window_size=torch.tensor([1, 1]))),
+    (ValueError, dict(softcap=-1.0)), (ValueError, dict(softmax_scale=0.0)), (TypeError, dict(return_softmax_lse=1)),
+    (NotImplementedError, dict(q=torch.zeros(2, 1, 1, 64, dtype=BF16, requires_grad=True), **ANGLES)),
+    (ValueError, dict(q=torch.zeros(2, 1, 1, 65, dtype=BF16)[..., 1:]))])
+def test_a_refused_call_leaves_the_caches_as_they_are(error, wrong):
+    cache = torch.zeros(2, 2, 4, 1, 64, dtype=BF16)
+    given = dict(q=ONE, k_cache=cache[0], v_cache=cache[1], k=ONE + 1, v=ONE + 1, cache_seqlens=numpy.int64(1))
+    with pytest.raises(error):
+        fa.flash_attn_with_kvcache(**{**given, **wrong})
+    assert not cache.any()
+    fa.flash_attn_with_kvcache(**given)
+    assert cache.any()

@@ -9,7 +9,7 @@ import torch
 
 import tkq
 from tests.helpers.ops import every_op_checks as checks
-from tests.helpers.ops.every_op import CASES, NOT_OPS, WITH_GRADIENTS, of_each
+from tests.helpers.ops.every_op import CASES, NOT_OPS, WITH_GRADIENTS, of_each, results
 
 # torch.jit.script: what torch's own forward mode still uses
 pytestmark = pytest.mark.filterwarnings("error", "ignore:.torch.jit.script. is deprecated")
@@ -123,3 +123,14 @@ def test_functional_gradients(case):
 
 def test_threads():
     checks.runs_in_threads(CASES["rmsnorm"], "cpu")
+
+
+@differentiable
+def test_results_and_gradients_as_autograd_may_have_them(case):
+    """Results are no views of what nobody sees, so that they may be written over; gradients may be zeros that have no
+    memory."""
+    inputs = case.inputs(grad=True)
+    found = [t for t in results(case.call(*inputs.values())) if t.requires_grad]
+    assert not any(t._is_view() for t in found)
+    torch.autograd.backward(found, [torch._efficientzerotensor(t.shape, dtype=t.dtype) for t in found])
+    assert not any(inputs[name].grad.any() for name in case.leaves)

@@ -302,6 +302,8 @@ WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is rep
     (tkq.nn.Mamba2(64, d_state=32, headdim=32), (HEADS,), "u"),
     (tkq.nn.HedgehogAttention(64, num_heads=2, head_dim=64), (HEADS,), "x"),
     (tkq.nn.BasedAttention(64, num_heads=2), (HEADS,), "x"),
+    (tkq.nn.ShortConvolution(64, 4), (HEADS,), "x"),
+    (tkq.nn.HyenaFilterConv(64, 16), (HEADS,), "u"),
 ]
 
 
@@ -312,6 +314,29 @@ def test_what_is_no_tensor_is_named(module, given, name):
     for bad in ([1.0], 3, "a", *([] if name in ("residual", "up") else [None])):
         with pytest.raises(TypeError, match=rf"\b{name}: got {type(bad).__name__}, expected a torch.Tensor"):
             module(*given[:at], bad, *given[at + 1:])
+
+
+MIXERS = [module for module, *_ in WITHOUT_TENSORS if hasattr(module, "hidden_size") or hasattr(module, "d_model")]
+
+
+@pytest.mark.parametrize("module", MIXERS, ids=lambda module: type(module).__name__)
+def test_mixers_of_another_type(module):
+    """As torch.nn.Linear, but by name; autocast takes care of it."""
+    x = torch.zeros(1, 8, 64).to(BF16)
+    with pytest.raises(TypeError, match="dtype is torch.bfloat16, parameters are torch.float32"):
+        module(x)
+    with torch.autocast("cpu", dtype=BF16):
+        assert module(x).dtype == BF16
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_short_convolution_of_another_type(packed):
+    """As on a GPU: computed in the wider type."""
+    conv, x = tkq.nn.ShortConvolution(64, 4, bias=True), torch.randn(1, 9, 64).to(BF16)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32) if packed else None
+    y, state = conv(x, None, True, cu)
+    wanted, last = conv(x.float(), None, True, cu)
+    assert y.dtype == state.dtype == BF16 and torch.equal(y, wanted.to(BF16)) and torch.equal(state, last.to(BF16))
 
 
 def test_norms_that_quantise_refuse():

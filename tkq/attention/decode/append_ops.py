@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq.attention.decode import launch
 from tkq.reference import decode as reference
 from tkq.runtime import arguments
-from tkq.runtime.call import check, ops
+from tkq.runtime.call import check, memory, ops
 
 OP = "kv_append"
 _tensors = arguments.checker(OP, "k", "v", "k_cache", "v_cache", "slot_mapping", "cos", "sin", "positions", "q",
@@ -70,7 +70,7 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
             no bool; k_scale or v_scale is no dense tensor of fp32; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
             others, q without them, scales without a float8 cache or without each other, caches or scales whose elements
-            share memory, or strides of caches that are no multiple of 16 bytes.
+            share memory, among each other or with another tensor, strides of caches that are no multiple of 16 bytes.
         NotImplementedError: a D, Dv or R that is not supported; 2^31 keys in a cache or elements in k, v and q
             together, and more; a tensor that requires a gradient, with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; a cache made under torch.inference_mode that is written to outside.
@@ -138,6 +138,13 @@ def _look(call):
     check.refuse_overlap(OP, **caches, **_written_scales(call))
 
 
+def _look_at_memory(call):
+    """Of tensors that have some: what is written lies apart from the rest, and was not made for inference alone."""
+    written = {"k_cache": call.k_cache, "v_cache": call.v_cache, **_written_scales(call)}
+    check.refuse_inference(OP, **written)
+    memory.refuse_shared(OP, written, {name: x for name, x in call.tensors().items() if name not in written})
+
+
 def _written_scales(call) -> dict:
     """Scales that are results."""
     found = {"k_scale": call.k_scale, "v_scale": call.v_scale}
@@ -199,7 +206,7 @@ def _changed(call):
 
 def _run(call):
     _look(call)
-    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache, **_written_scales(call))
+    _look_at_memory(call)
     found = launch.append(call)
     _changed(call)
     return found
@@ -209,7 +216,7 @@ def _run_cpu(call):
     _look(call)
     if call.k.is_meta:  # which has no numbers to look at
         return None if call.q is None else call.q.new_empty(call.q.shape)
-    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache, **_written_scales(call))
+    _look_at_memory(call)
     found = reference.kv_append(*call)
     return None if found is None else found.contiguous()
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import DecodeSpec
 from tkq.runtime import arguments
-from tkq.runtime.call import check, dtypes
+from tkq.runtime.call import check, dtypes, memory
 
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
 MOST_TASKS, MOST_DRAFTS = 1 << 24, 64  # of a plan; of a tree mask, whose rows are 64 bits
@@ -176,6 +176,7 @@ def check_layouts(call: Call, out=None, op: str = OP) -> None:
     if out is not None:
         check.refuse_overlap(op, out=out)
         check.refuse_inference(op, out=out)
+        memory.refuse_shared(op, {"out": out}, call._asdict())
     tensors = dict(q=call.q, k_cache=call.k_cache, v_cache=call.v_cache) | ({} if out is None else dict(out=out))
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.numel():

@@ -64,7 +64,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
             is no dense tensor of int64; dtypes that do not go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, scales without a float8 cache or
-            without each other, devices that differ, strides or a base that are no multiple of 16 bytes.
+            without each other, devices that differ, strides or a base that are no multiple of 16 bytes,
+            an out that shares memory with another tensor.
         NotImplementedError: cu_seqlens_q where not causal; tree_mask with cu_seqlens_q, with a window or of more than
             64 queries; a head_dim that is not supported; a tensor that requires a gradient, with gradients enabled:
             there is none.

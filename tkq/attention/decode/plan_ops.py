@@ -8,7 +8,7 @@ from tkq.attention.decode import launch
 from tkq.attention.decode.check import PLAN, plan_flag, plan_limits, plan_numbers, plan_tensors, tasks
 from tkq.attention.decode.planned import Planned
 from tkq.reference import decode as reference
-from tkq.runtime.call import check, ops
+from tkq.runtime.call import check, memory, ops
 
 
 def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head_dim: int, *,
@@ -37,7 +37,7 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
         ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1;
             window_size has a number outside -1 to 2^30 - 1; total_q is outside 0 to 2^31 - 1; num_heads_q is no
             multiple of num_heads_kv; one of cu_seqlens_q and total_q without the other; a tensor of another size or
-            device.
+            device, an out that shares memory with one.
         NotImplementedError: more than 2^24 tasks (sequences, K/V heads and tiles of 64 rows).
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
@@ -87,6 +87,7 @@ def _run(seqlens, cu, of, out=None):
     _look(seqlens, cu, of, out)
     if out is not None:
         check.refuse_inference(PLAN, out=out)
+        memory.refuse_shared(PLAN, {"out": out}, {"cache_seqlens": seqlens, "cu_seqlens_q": cu})
     made = launch.make_plan(seqlens, of, out, cu)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
@@ -95,6 +96,8 @@ def _run(seqlens, cu, of, out=None):
 
 def _run_cpu(seqlens, cu, of, out=None):
     _look(seqlens, cu, of, out)
+    if out is not None:
+        memory.refuse_shared(PLAN, {"out": out}, {"cache_seqlens": seqlens, "cu_seqlens_q": cu})
     made = _fake(seqlens, cu, *of) if out is None else out
     if not made.is_meta:
         made.copy_(reference.plan_decode(seqlens, cu, of, of.parts(132)))

@@ -99,7 +99,8 @@ def tensors_of(mask, q, k, op: str = OP) -> BlockTensors:
     lists = [mask.kv_num_blocks, mask.kv_indices]
     if full:
         lists = [*lists, mask.full_kv_num_blocks, mask.full_kv_indices]
-    if mask.q_num_blocks is not None and (mask.full_q_num_blocks is not None) == full:
+    queries = mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices
+    if [x is not None for x in queries] == [True, True, full, full]:
         lists = [*lists, mask.q_num_blocks, mask.q_indices]
         if full:
             lists = [*lists, mask.full_q_num_blocks, mask.full_q_indices]
@@ -120,8 +121,14 @@ def blocks_from(tensors: BlockTensors, q, k):
 def _check_mask(mask, q, k, op):
     if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
         raise TypeError(f"{op}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
+    size = mask.BLOCK_SIZE
+    if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(type(n) is int or check.is_traced(n)
+                                                                       for n in size):
+        raise TypeError(f"{op}: block_mask.BLOCK_SIZE is {size!r}, allowed is a pair of ints")
     Sq, Sk = q.shape[2], k.shape[2]
     given = getattr(mask, "seq_lengths", (Sq, Sk))
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{op}: block_mask.seq_lengths is {given!r}, allowed is a pair of ints")
     if given[0] != Sq or given[1] != Sk:
         raise ValueError(f"{op}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
 
@@ -137,7 +144,7 @@ def _looked_up(mask, q, k, op):
     size = tuple(min(s, -(-max(n, 1) // TASK) * TASK) if s >= n else s for s, n in zip(size, (Sq, Sk)))
     rows = -(-Sq // size[0])
     for name, x in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), lists):
-        if x is not None:
+        if x is not None or not name.startswith("full"):
             _check_list(f"{op}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
     if (lists.full_num is None) != (lists.full_indices is None):
         raise ValueError(f"{op}: block_mask: full_kv_num_blocks and full_kv_indices go together")
@@ -149,7 +156,8 @@ def _queries_of(mask, shape, q, op):
     """The lists the other way round, where the mask has them all."""
     names = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
     found = BlockLists(*(getattr(mask, name, None) for name in names))
-    if found.num is None or (found.full_num is None) != (mask.full_kv_num_blocks is None):
+    full = mask.full_kv_num_blocks is not None
+    if [x is not None for x in found] != [True, True, full, full]:
         return None
     for name, x in zip(names, found):
         if x is not None:
@@ -158,6 +166,7 @@ def _queries_of(mask, shape, q, op):
 
 
 def _check_list(name, x, shape, rank, q):
+    check.settled(name, x)
     check.rank(name, x, rank)
     if x.dtype != torch.int32:
         raise TypeError(f"{name} is {x.dtype}, allowed is torch.int32")

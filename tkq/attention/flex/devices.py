@@ -1,7 +1,10 @@
 """A call of flex_attention and its gradients, by kernels or on the CPU."""
 from __future__ import annotations
 
+import torch
+
 from tkq import reference
+from tkq.attention.arguments import FURTHEST
 from tkq.attention.flex import launch
 from tkq.attention.flex.backward import launch as backward_launch
 from tkq.attention.flex.backward.capture_launch import capture_gradients
@@ -11,20 +14,25 @@ from tkq.attention.flex.launch import Call
 
 def forward(call: Call, lse: bool, given: tuple | None = None, rows_first: bool = False):
     """(o, lse or None). o's rows and heads lie as q's do. given, rows_first: as of ``launch.forward``."""
+    (B, H, S, _), D = call.q.shape, call.v.shape[3]
+    if max(S, call.k.shape[2]) >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
+        raise NotImplementedError(f"flex_attention: query is {tuple(call.q.shape)}, key is {tuple(call.k.shape)}, "
+                                  "supported are fewer than 2^30 rows")
     if call.q.is_cuda:
         return launch.forward(call, lse, given=given, rows_first=rows_first)
-    (o, found), (B, H, S, _), D = reference.flex.flex_attention(*call), call.q.shape, call.v.shape[3]
-    if rows_first:
-        return o.new_empty((B, S, H, D)).copy_(o.transpose(1, 2)), found if lse else None
-    return result_like(call.q, D).copy_(o), found if lse else None
+    o = call.q.new_empty((B, S, H, D)) if rows_first else result_like(call.q, D)
+    if call.q.is_meta:  # which has no numbers to look at
+        return o, call.q.new_empty((B, H, S), dtype=torch.float32) if lse else None
+    found = reference.flex.flex_attention(*call)
+    return o.copy_(found[0].transpose(1, 2) if rows_first else found[0]), found[1] if lse else None
 
 
 def result_like(x, columns=None):
-    """As ``launch.result_like``, on any device."""
+    """As ``launch.result_like``, on any device. No view: autograd forbids to write to such a result."""
     B, H, S, D = x.shape
     D = D if columns is None else columns
     if x.stride(1) < x.stride(2):
-        return x.new_empty((B, S, H, D)).transpose(1, 2)
+        return x.new_empty_strided((B, H, S, D), (S * H * D, D, H * D, 1))
     return x.new_empty((B, H, S, D))
 
 

@@ -11,6 +11,7 @@ from tkq.runtime.call import check, dtypes
 OP, PACKED = "flash_attn_fp8", "flash_attn_fp8_varlen"
 OPEN = (None, None)  # the default window_size
 VECTOR = 16  # elements of 16 bytes
+FURTHEST = 1 << 30  # rows are fewer
 
 
 def _of_both(*names):
@@ -156,6 +157,8 @@ def check_layouts(call: Call, op: str = OP) -> None:
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         if not x.numel():
             continue
+        if x.shape[1 if either else 0] >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
+            raise NotImplementedError(f"{op}: {name} is {tuple(x.shape)}, supported are fewer than 2^30 rows")
         line = 1 if either and name == "v" and call.keys_contiguous else x.dim() - 1
         if x.stride(line) != 1 and x.shape[line] > 1:
             others = ", or its dimension of keys" if either and name == "v" else ""

@@ -8,7 +8,7 @@ from tkq.attention.decode.check import FARTHEST, tasks
 from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, ROW_BYTES
 from tkq.runtime import arguments
-from tkq.runtime.call import check
+from tkq.runtime.call import check, memory
 
 OP = "mla_decode"
 _tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "indices", "topk_length",
@@ -122,6 +122,7 @@ def check_layouts(call: Call, out=None) -> None:
     if out is not None:
         check.refuse_overlap(OP, out=out)
         check.refuse_inference(OP, out=out)
+        memory.refuse_shared(OP, {"out": out}, call._asdict())
     tensors = dict(q=call.q, kv_cache=call.kv_cache) | ({} if out is None else dict(out=out))
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.numel():

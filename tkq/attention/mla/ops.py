@@ -60,7 +60,8 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
             number; causal, batch_invariant or return_lse is no bool; dtypes that do not go together.
         ValueError: softmax_scale is not above 0; a number that is not finite in float32; neither block_table and
             cache_seqlens nor indices, or both; topk_length without indices; shapes that do not go together, devices
-            that differ, strides or a base that are no multiple of 16 bytes.
+            that differ, strides or a base that are no multiple of 16 bytes, an out that shares memory with another
+            tensor.
         NotImplementedError: rows of q other than 576; float8 rows for q in fp16; room for 2^30 keys or more of a
             sequence or list; more tasks than the kernel counts; a tensor that requires a gradient, with gradients
             enabled: there is none.

@@ -66,6 +66,7 @@ class HyenaFilterConv(nn.Module):
         ``module.bfloat16()`` (torch.autocast keeps them); ValueError: an L above max_tokens."""
         if self.d.dtype != torch.float32 or self.first.weight.dtype != torch.float32:
             raise TypeError(f"{NAME}: parameters are {self.first.weight.dtype}, allowed is float32: the filter is")
+        check.tensor(f"{NAME}: u", u)
         check.rank(f"{NAME}: u", u, 3)
         check.shape(f"{NAME}: u", u, (None, self.heads, None))
         if u.shape[2] > self.max_tokens:

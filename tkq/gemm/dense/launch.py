@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import arguments, function
-from ...runtime.call import alloc, check, counters, dtypes
+from ...runtime.call import alloc, check, counters, dtypes, memory
 from ...runtime.call.ops import LaunchCache
 from ...runtime.call.replay import CallCache
 from ...runtime.device import arch
@@ -112,7 +112,7 @@ def quick_into(out, a, b, out_dtype, extra):
         return key
     if bias is not None and bias.data_ptr() < end and first < bias.data_ptr() + of_bias:
         return key
-    if c is not None and c.data_ptr() < end and first < c.data_ptr() + of_c and not same_place(c, out):
+    if c is not None and c.data_ptr() < end and first < c.data_ptr() + of_c and not memory.same_place(c, out):
         return key
     kernel(a, b, out, bias, c, alpha, beta, blocks)
     return None
@@ -121,8 +121,8 @@ def quick_into(out, a, b, out_dtype, extra):
 def remember_into(key, launched, out, a, b, extra) -> None:
     """launched: what ``run`` gave."""
     if launched is not None:
-        _launch_cache_into.add(key,
-                               (*launched, *(0 if x is None else _bytes(x) for x in (a, b, extra.bias, extra.c, out))))
+        spans = [0 if x is None else memory.span(x) for x in (a, b, extra.bias, extra.c, out)]
+        _launch_cache_into.add(key, (*launched, *spans))
 
 
 def clear() -> None:
@@ -355,34 +355,5 @@ def check_out(out, a, b, out_dtype, extra) -> None:
 def check_apart(out, a, b, extra) -> None:
     """ValueError where the tensor to write to shares memory with an input, but for c itself."""
     for name, x in (("a", a), ("b", b), ("bias", extra.bias), ("c", extra.c)):
-        if x is not None and not (name == "c" and same_place(x, out)) and _overlap(x, out):
+        if x is not None and not (name == "c" and memory.same_place(x, out)) and memory.shared(x, out):
             raise ValueError(f"gemm: out shares memory with {name}" + ("; allowed is c itself" * (name == "c")))
-
-
-def same_place(c, out) -> bool:
-    return c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
-
-
-def _overlap(x, y) -> bool:
-    """Do two tensors share memory? Yes, where that is not plain to see."""
-    at = x.untyped_storage().data_ptr()  # 0: without memory, as on "meta"
-    if not (x.numel() and y.numel() and at) or at != y.untyped_storage().data_ptr():
-        return False
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    if x1 <= y0 or y1 <= x0:
-        return False
-    pitch = x.stride(-2) * x.element_size() if x.dim() > 1 else 0
-    if x.dim() != 2 or y.dim() != 2 or y.stride(-2) * y.element_size() != pitch or pitch <= 0:
-        return True
-    windows = [(t.data_ptr() % pitch, t.shape[-1] * t.element_size()) for t in (x, y)]  # columns of one matrix
-    (a, wide_a), (b, wide_b) = sorted(windows)
-    return not (x.stride(-1) == y.stride(-1) == 1 and a + wide_a <= b and b + wide_b <= a + pitch)
-
-
-def _span(x):
-    return x.data_ptr(), x.data_ptr() + _bytes(x)
-
-
-def _bytes(x) -> int:
-    """From the first element to the end of the last."""
-    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))) * x.element_size()

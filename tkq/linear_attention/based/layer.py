@@ -49,6 +49,7 @@ class BasedAttention(nn.Module):
         """x: (B, S, hidden_size) -> y (B, S, hidden_size). A token sees itself and those before it."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
+        check.as_parameters("x", x, self.q_proj.weight)
         q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (
             self.q_proj, self.k_proj, self.v_proj))
         return self.o_proj(based(q, k, v, use_norm=self.use_norm).flatten(-2))

@@ -76,6 +76,7 @@ class HedgehogAttention(nn.Module):
         """x: (B, S, hidden_size) -> y (B, S, hidden_size)."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
+        check.as_parameters("x", x, self.q_proj.weight)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.rotary is not None:
             q, k = self.rotary(q, k)

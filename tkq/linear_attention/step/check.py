@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tkq.linear_attention.step.spec import DIMS
 from tkq.runtime import arguments
-from tkq.runtime.call import check
+from tkq.runtime.call import check, memory
 
 LINEAR, DELTA, SSD = "linear_attn_step", "gated_delta_rule_step", "ssd_step"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
@@ -214,11 +214,13 @@ def check_layouts(op, **operands):
             raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
-def written(op, state, out):
-    """Before a launch in eager mode: what autograd asks of tensors that are written to."""
-    check.refuse_inference(op, state=state)
+def written(op, call, out):
+    """Before a launch in eager mode: what autograd asks of tensors that are written to, and that they lie apart."""
+    check.refuse_inference(op, state=call.state)
     if out is not None:
         check.refuse_inference(op, out=out)
+    read = {name: x for name, x in call._asdict().items() if isinstance(x, Tensor) and name != "state"}
+    memory.refuse_shared(op, {"state": call.state, "out": out}, read)
 
 
 def changed(state, out):

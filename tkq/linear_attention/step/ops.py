@@ -66,7 +66,8 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
             tensor of fp32 or bf16; scale is no number; state_indices or num_accepted_tokens is no dense tensor of int32
             or int64; state_v_first is no bool; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that accesses of 16 bytes cannot take, a pool or out whose elements share memory.
+            or a base that accesses of 16 bytes cannot take, a pool or out whose elements share memory, with each other
+            or with another tensor's.
         NotImplementedError: a tensor that requires a gradient, with gradients enabled: there is none; a K or V that is
             not supported; more than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper; a tensor made under torch.inference_mode that is written to outside.
@@ -134,7 +135,8 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
             dense tensor of fp32 or bf16; scale is no number; use_qk_l2norm_in_kernel or state_v_first is no bool;
             state_indices or num_accepted_tokens is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that accesses of 16 bytes cannot take, a pool or out whose elements share memory.
+            or a base that accesses of 16 bytes cannot take, a pool or out whose elements share memory, with each other
+            or with another tensor's.
         NotImplementedError: a tensor that requires a gradient, with gradients enabled: there is none; a K or V that is
             not supported; more than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper; a tensor made under torch.inference_mode that is written to outside.
@@ -180,7 +182,7 @@ def _checked(op, call, out):
     """Strides and what autograd asks, of a call whose shapes have been looked at."""
     of_channels = call.g if call.g is not None and call.g.dim() == 4 else None  # read as q is
     check_layouts(op, q=call.q, k=call.k, v=call.v, g=of_channels, out=out)
-    written(op, call.state, out)
+    written(op, call, out)
 
 
 def _finish(call, out, o):

@@ -54,7 +54,7 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
             A, D or dt_bias is no dense tensor of bf16, fp16 or fp32; dt_softplus is no bool; state_batch_indices or
             num_accepted_tokens is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, strides or a base that accesses of 16 bytes
-            cannot take, a pool or out whose elements share memory.
+            cannot take, a pool or out whose elements share memory, with each other or with another tensor's.
         NotImplementedError: a tensor that requires a gradient, with gradients enabled: there is none; an A, dt or
             dt_bias that differs within a head (Mamba-1); a P or K that is not supported; more than 65535 sequences or
             heads.
@@ -94,7 +94,7 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
 def _checked(call, out):
     check_ssd(call, out)
     check_layouts(SSD, x=call.x, B=call.B, C=call.C, z=call.z, out=out)
-    written(SSD, call.state, out)
+    written(SSD, call, out)
 
 
 def _cuda(call, out=None):

@@ -240,6 +240,13 @@ def refuse_view(op_name: str, **tensors) -> None:
                 "made where nothing was recorded; autograd does not allow that it is written in place: take a slice")
 
 
+def as_parameters(name: str, x: Tensor, weight: Tensor) -> None:
+    """TypeError where a layer's input has another type than its parameters, and autocast is off."""
+    if x.dtype != weight.dtype and not under_autocast(x.device.type):
+        raise TypeError(f"{name}: dtype is {x.dtype}, parameters are {weight.dtype}; expected the same, or "
+                        "torch.autocast")
+
+
 def under_autocast(kind: str) -> bool:
     """Is autocast on for a kind of device? torch raises for those that have none ("meta"); before 2.5 it cannot say
     which have."""

@@ -119,6 +119,9 @@ def once(of: str, backward):
     op's inputs it would drop, and give a wrong number. So save_for_backward must have each tensor that a gradient
     depends on and that may require one itself: an input, an output, or some output in place of all inputs."""
     def first(ctx, *grads):
+        if not traced():
+            # zeros without memory, which the dispatcher would give one element: no kernel takes such strides
+            grads = [g.clone() if g is not None and g._is_zerotensor() else g for g in grads]
         if not _grad_mode():
             return backward(ctx, *grads)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -46,8 +47,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     Raises:
         TypeError: B, H, Q_LEN or KV_LEN is no int; device is no device; mask_mod is no function, or gives no bool;
             BLOCK_SIZE is no int, nor a pair of them.
-        ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE below
-            1; a captured tensor on another device.
+        ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE
+            outside of these; a captured tensor on another device.
         NotImplementedError: an operation that no kernel has, by its name; B times H, or blocks of queries, above 65535
             on a GPU.
         RuntimeError: a GPU other than Hopper.
@@ -79,12 +80,13 @@ ops.untraced(create_block_mask)
 
 
 def _size(given) -> tuple:
-    size = (given, given) if type(given) is int else given
-    if not isinstance(size, (tuple, list)) or len(size) != 2 or any(type(n) is not int for n in size):
+    is_one = lambda n: isinstance(n, numbers.Integral) and not isinstance(n, bool)
+    size = (given, given) if is_one(given) else given
+    if not isinstance(size, (tuple, list)) or len(size) != 2 or not all(map(is_one, size)):
         raise TypeError(f"{OP}: BLOCK_SIZE is {given!r}, allowed is an int or a pair of them")
-    if min(size) < 1:
-        raise ValueError(f"{OP}: BLOCK_SIZE is {given!r}, allowed are numbers from 1 on")
-    return tuple(size)
+    if not all(1 <= n < 1 << 31 for n in size):
+        raise ValueError(f"{OP}: BLOCK_SIZE is {given!r}, allowed are numbers from 1 to 2^31 - 1")
+    return tuple(map(int, size))
 
 
 def _states(mask, shape, sizes, place):
@@ -111,6 +113,8 @@ def run_of(shape: tuple) -> int:
 @torch.no_grad()
 def _states_cpu(mask, shape, sizes, device):
     """The same, a row of blocks at a time."""
+    # a block that is larger than all is never full
+    sizes = sizes._replace(rows=min(sizes.rows, sizes.queries + 1), columns=min(sizes.columns, sizes.keys + 1))
     found = torch.zeros(shape, dtype=torch.int8, device=device)
     b, h = (torch.arange(n, dtype=torch.int32, device=device) for n in shape[:2])
     kv = torch.arange(shape[3] * sizes.columns, dtype=torch.int32, device=device)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import math
 import types
 from typing import Any, NamedTuple
 
@@ -20,12 +21,23 @@ TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _AS_THEY_ARE = TENSORS | {bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)}
 _BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
                 type(torch.Tensor.add), type)
-_globals = LaunchCache()  # code -> names of globals that it reads
+# Names by which code looks at what ``depends`` does not compare: anything by its name, and of tensors all but their
+# numbers, types and sizes
+_ELSEWHERE = frozenset((
+    "globals", "vars", "eval", "exec", "open", "input", "id", "dir", "getattr", "hasattr", "setattr", "__import__",
+    "__dict__", "__globals__", "__closure__", "Parameter", "Buffer", "stride", "is_contiguous", "storage_offset",
+    "data_ptr", "storage", "untyped_storage", "requires_grad", "is_leaf", "grad", "grad_fn", "_version", "_base",
+    "is_neg", "is_conj", "is_inference", "is_set_to", "layout"))
+_globals = LaunchCache()  # code -> names of globals that it reads, None where it looks elsewhere
 # Of what ``depends`` gives: equal ones are the same. A function with something else among it is looked up in Python
 COMPARED = (types.CodeType, types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch._ops.OpOverload,
             torch._ops.OpOverloadPacket, type(torch.Tensor.add), bytes, type(Ellipsis))
 _ITSELF = ("itself",)
-INT, DEPTH = 1 << 31, 16
+# Depth of functions and lists in each other; a function that is deeper is traced at each call
+DEPTH = 16
+# Captured numbers that a kernel takes as arguments: integers that a float32 has exactly, and whose products with small
+# ones are still an int32; floats far from float32's limits. Others are constants, as Python computes with them.
+INT, FLOATS = 1 << 24, (2.0 ** -60, 2.0 ** 60)
 
 
 class Captures(NamedTuple):
@@ -60,9 +72,11 @@ def captures_of(found: list | None) -> Captures:
     key, tensors, numbers = [], [], []
     for x in found:
         kind = type(x)
-        if kind is float or (kind is int and -INT <= x < INT):
+        if (kind is float or kind is int) and is_argument(x):
             key.append(kind)
             numbers.append(x)
+        elif kind is float or kind is int:
+            key.append((kind, x))
         elif kind in TENSORS or isinstance(x, torch.Tensor):
             key.append((x.dtype, x.shape, x.device))
             tensors.append(x)
@@ -71,8 +85,17 @@ def captures_of(found: list | None) -> Captures:
     return Captures(tuple(key), tensors, numbers)
 
 
+def is_argument(number) -> bool:
+    """Does a kernel take such a captured number as an argument?"""
+    if type(number) is int:
+        return -INT < number < INT
+    return FLOATS[0] <= abs(number) < FLOATS[1] or number == 0 or not math.isfinite(number)
+
+
 def _visit(value, found, depth):
     kind = type(value)
+    if depth > DEPTH:
+        raise Unknown("depth")
     if kind in _AS_THEY_ARE:
         found.append(value)
     elif kind in _VISITS:
@@ -113,28 +136,33 @@ def _is_settled(value, kind):
 
 
 def _function(value, found, depth):
-    if depth > DEPTH:
-        raise Unknown("functions of functions")
     code, closure = value.__code__, value.__closure__
     found.append(code)
     if not closure and (value.__module__ or "").partition(".")[0] == "torch":
         return
     if closure:
         _cells(closure, value, found, depth)
-    defaults, by_name = value.__defaults__, value.__kwdefaults__
-    if defaults or by_name:
-        found.append((len(defaults or ()), *(by_name or ())))
-        for inside in (*(defaults or ()), *(by_name or {}).values()):
+    defaults, by_name, own = value.__defaults__, value.__kwdefaults__, value.__dict__
+    if defaults or by_name or own:
+        found.append((len(defaults or ()), *(by_name or ()), "attributes", *own))
+        for inside in (*(defaults or ()), *(by_name or {}).values(), *own.values()):
             _inside(inside, value, found, depth)
-    names = _globals.get(code)
-    if names is None:
-        names = read_globals(code)
-        _globals.add(code, names)
-    for name in names:
+    for name in _names_of(code):
         if name in value.__globals__:
             _inside(value.__globals__[name], value, found, depth)
         else:
             found.append((name, hasattr(builtins, name)))
+
+
+def _names_of(code) -> tuple:
+    """Of globals that code reads."""
+    names = _globals.get(code, _ITSELF)
+    if names is _ITSELF:
+        names = None if _looks_elsewhere(code) else read_globals(code)
+        _globals.add(code, names)
+    if names is None:
+        raise Unknown("what its code looks at")
+    return names
 
 
 def _cells(closure, function, found, depth):
@@ -175,6 +203,17 @@ def read_globals(code) -> tuple:
     return tuple(found)
 
 
+def _looks_elsewhere(code) -> bool:
+    """Does a code object, or one inside it, look at what ``depends`` does not compare? At ``_ELSEWHERE``, or at what it
+    imports of modules that are not settled."""
+    for i in dis.get_instructions(code):
+        if i.opname == "IMPORT_NAME" and i.argval.partition(".")[0] not in _SETTLED:
+            return True
+        if i.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")) and i.argval in _ELSEWHERE:
+            return True
+    return any(_looks_elsewhere(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
 def names_in(function) -> set:
     """Names of globals, builtins and attributes in a function's code and in that of the functions it reaches."""
     found, seen, waiting = set(), set(), [function]
@@ -207,7 +246,7 @@ def replaced(value, tensors, numbers):
     in the order of ``depends``. numbers: None, and they stay."""
     kind = type(value)
     if kind is int or kind is float:
-        return value if numbers is None or (kind is int and not -INT <= value < INT) else next(numbers)
+        return value if numbers is None or not is_argument(value) else next(numbers)
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if kind is types.FunctionType:
@@ -237,6 +276,8 @@ def _replaced_function(value, tensors, numbers):
     made.__defaults__ = tuple(replaced(d, tensors, numbers) for d in value.__defaults__ or ()) or None
     if value.__kwdefaults__:
         made.__kwdefaults__ = {k: replaced(d, tensors, numbers) for k, d in value.__kwdefaults__.items()}
+    for name, inside in value.__dict__.items():
+        made.__dict__[name] = made if inside is value else replaced(inside, tensors, numbers)
     for name in read_globals(value.__code__):
         if name in value.__globals__:
             inside = value.__globals__[name]

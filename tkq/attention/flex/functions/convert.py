@@ -4,7 +4,8 @@ from __future__ import annotations
 import torch
 
 from tkq.attention.flex.functions import pointwise, views
-from tkq.attention.flex.functions.graph import INPUTS, Builder
+from tkq.attention.flex.functions.captures import INT, is_argument
+from tkq.attention.flex.functions.graph import INPUTS, Builder, operands_of
 from tkq.attention.flex.functions.views import View
 
 _TYPES = {torch.bool: "bool", torch.uint8: "i32", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32",
@@ -25,6 +26,11 @@ def constants_of(program) -> list:
 
 def _held(x):
     return getattr(x, "constant", None) if getattr(x, "constant", None) is not None else x
+
+
+def refuse_dtype(op, name, dtype):
+    if dtype not in _TYPES:
+        raise NotImplementedError(f"{op}: {name}: a number of {dtype}, supported are {', '.join(NAMES.values())}")
 
 
 def graph_of(of, program, arguments, tensors):
@@ -51,7 +57,7 @@ class Converter:
             elif node.op == "get_attr":
                 self.known[node] = self.constant(_held(getattr(program, node.target)))
             elif node.op == "call_function":
-                self.known[node] = self.call(node)
+                self.known[node] = self.called(node)
             elif node.op == "output":
                 return self.result(node.args[0])
         raise AssertionError("a program without output")
@@ -83,7 +89,7 @@ class Converter:
     def constant(self, value):
         """A real tensor that the function holds: a number, where it has no dimension and lies on the CPU."""
         slot, self.held = self.held, self.held + 1
-        if value.dim() == 0 and value.device.type == "cpu":
+        if value.dim() == 0 and value.device.type == "cpu" and not value.requires_grad:
             return self.build.const(value.item(), self.type_of(value.dtype))
         if self.tensors is not None:
             self.refuse(f"a tensor {tuple(value.shape)} made inside, supported are captured ones")
@@ -92,8 +98,7 @@ class Converter:
     # ---- values -------------------------------------------------------------------------------------
 
     def type_of(self, dtype):
-        if dtype not in _TYPES:
-            self.refuse(f"a number of {dtype}, supported are {', '.join(NAMES.values())}")
+        refuse_dtype(self.op, self.name, dtype)
         return _TYPES[dtype]
 
     def node(self, x, type=None, what="an operation"):
@@ -140,8 +145,38 @@ class Converter:
             if node.op in ("input", "load"):
                 return False
             found |= node.op == "number"
-            waiting.extend(node.args if node.op not in ("const", "number") else ())
+            waiting.extend(operands_of(node))
         return found
+
+    def leaves_its_type(self, op, a, b):
+        """May an operation on captured numbers, or on one and a constant, leave the numbers of its type, where Python's
+        does not?"""
+        kind, numbers = self.build.type_of(a), (self.is_of_numbers(a), self.is_of_numbers(b))
+        if kind == "f32":
+            far = [x is not None and not is_argument(x) for x in (self.build.value(a), self.build.value(b))]
+            return (all(numbers) and op != "div") or (any(numbers) and any(far))
+        if op == "div" or kind == "bool":
+            return False
+        x, y = self.largest(a), self.largest(b)
+        if x is None or y is None or not any(numbers):
+            return False
+        if op in ("shl", "pow"):
+            return True
+        return (x * y if op == "mul" else x + y) >= 1 << (31 if kind == "i32" else 63)
+
+    def largest(self, i):
+        """How large an integer of captured numbers and constants may be, whatever its sign; None of others."""
+        node = self.build.nodes[i]
+        if node.op == "const":
+            return abs(node.args[0])
+        if node.op == "number":
+            return INT if node.type == "i32" else None
+        of = [self.largest(a) for a in operands_of(node)]
+        if not of or None in of or node.op == "load":
+            return None
+        if node.op == "mul":
+            return of[0] * of[1]
+        return sum(of) + 1  # as large as add makes it; others stay below
 
     def truth(self, x):
         """x as a bool: is it other than 0?"""
@@ -166,6 +201,12 @@ class Converter:
         return self.build.finish(self.build.cast(found, "bool" if self.name == "mask_mod" else "f32"))
 
     # ---- operations ---------------------------------------------------------------------------------
+
+    def called(self, node):
+        try:
+            return self.call(node)
+        except OverflowError as problem:
+            raise ValueError(f"{self.op}: {self.name}: {problem}, as {node.target} has it; call .long()") from problem
 
     def call(self, node):
         packet = getattr(node.target, "overloadpacket", None)

@@ -41,7 +41,7 @@ def _binary(of, name, node, out):
     if kind == "bool" and op in ("add", "mul", "sub"):
         of.refuse(f"aten.{name} of bools, supported are & and |")
     x, y = of.node(a, kind, f"aten.{name}"), of.node(b, kind, f"aten.{name}")
-    if op in ("add", "sub", "mul", "shl", "pow") and of.is_of_numbers(x) and of.is_of_numbers(y):
+    if op in ("add", "sub", "mul", "shl", "pow", "div") and of.leaves_its_type(op, x, y):
         of.refuse(f"aten.{name} of captured numbers, which Python computes without wrapping around")
     alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     if alpha != 1:

@@ -12,7 +12,10 @@ OP = "flex_attention"
 DTYPES = {"score": torch.float32}  # others are int32
 LOOKS = ("a function looks at the value of a tensor, supported are operations on tensors: torch.where in the place of "
          "if, & of and, | of or")
+UNSEEN = ("an operation that torch.compile does not show, as abs(x) of Python's; supported are those of PyTorch: "
+          "x.abs() or torch.abs(x)")
 _NUMBERS = int, float, torch.SymInt, torch.SymFloat
+_WORDS = (*_NUMBERS, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Recorded(NamedTuple):
@@ -51,6 +54,8 @@ def _placed(x, device, op):
         return x
     if x.dim() == 0 and x.device.type == "cpu":
         return x.to(device)
+    if x.dim() == 0 and x.is_meta:
+        raise NotImplementedError(f"{op}: {UNSEEN}")
     raise ValueError(f"{op}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {device}")
 
 
@@ -118,12 +123,17 @@ class _Writer(TorchFunctionMode):
             return "(" + "".join([f"{self.text(y)}, " for y in x]) + ")"
         if isinstance(x, slice):
             return f"slice({self.text(x.start)}, {self.text(x.stop)}, {self.text(x.step)})"
-        if isinstance(x, _NUMBERS) and not isinstance(x, bool) and not _is_known(x):
-            if isinstance(x, (float, torch.SymFloat)):
-                return self.captured(torch.full((), x, dtype=torch.float32))
-            self.numbers.append(x)
-            return f"n{len(self.numbers) - 1}"
-        return repr(x)
+        if type(x) not in _WORDS:  # of NumPy, which are tensors for torch.compile
+            x = torch.as_tensor(x)
+            return self.captured(x.float() if x.dtype is torch.float64 else x)
+        unknown = isinstance(x, _NUMBERS) and not isinstance(x, bool) and not _is_known(x)
+        return self.number(x) if unknown else repr(x)
+
+    def number(self, x):
+        if isinstance(x, (float, torch.SymFloat)):
+            return self.captured(torch.full((), x, dtype=torch.float32))
+        self.numbers.append(x)
+        return f"n{len(self.numbers) - 1}"
 
     def captured(self, x):
         for i, known in enumerate(self.tensors):

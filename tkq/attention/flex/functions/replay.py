@@ -9,7 +9,7 @@ import operator
 import torch
 import torch.nn.functional as F
 
-from tkq.attention.flex.functions.captures import INT
+from tkq.attention.flex.functions.captures import is_argument
 from tkq.attention.flex.functions.record import OP, Recorded
 from tkq.attention.flex.functions.trace import Traced, planned
 from tkq.runtime.call.ops import LaunchCache
@@ -25,7 +25,7 @@ def traced(name: str, recorded: Recorded) -> Traced:
         As ``trace``.
     """
     text, tensors, numbers = recorded
-    wide = [x for x in numbers if type(x) is int and not -INT <= x < INT]  # constants, as ``captures`` has them
+    wide = [x for x in numbers if not is_argument(x)]  # constants
     key = name, text, tuple([(x.dtype, x.shape) for x in tensors]), (*map(type, numbers), *wide)
 
     def call(inputs, tensors, given):
@@ -78,7 +78,8 @@ def _function(name, args):
     of_tensor = isinstance(args[0], torch.Tensor) if args and name.id != "where" else False
     # operators go by several names, and those of a number and a tensor are no functions of torch's
     places = torch, F, torch.special
-    for module in (torch.Tensor, *places, operator) if of_tensor else (operator, *places):
+    places = (torch.Tensor, *places, operator) if of_tensor else (operator, *places) if args else places
+    for module in places:
         if hasattr(module, name.id):
             return getattr(module, name.id)
     raise NotImplementedError(f"{OP}: {name.id}, which no kernel has")

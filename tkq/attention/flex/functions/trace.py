@@ -1,6 +1,7 @@
 """From a user's PyTorch function of scalars to a graph, by make_fx."""
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple
 
 import torch
@@ -10,13 +11,15 @@ from torch.overrides import TorchFunctionMode
 
 from tkq.attention.flex.functions import captures, convert
 from tkq.attention.flex.functions.graph import INPUTS, Graph
-from tkq.runtime.call import ops
+from tkq.runtime.call import check, ops
 from tkq.runtime.call.ops import LaunchCache
+from tkq.runtime.system.forks import Renewed
 
 OP = "flex_attention"
 ARGUMENTS = {"score_mod": tuple(INPUTS), "mask_mod": ("b", "h", "q", "kv")}
 _LOOKS = frozenset(("isinstance", "type", "issubclass", "callable", "hasattr", "is_tensor", "int", "float",
                     "__class__"))
+_one_at_a_time = Renewed(threading.RLock)  # torch's tracer patches what all threads share
 _traced = LaunchCache()  # (name, the captures' key[, numbers]) -> a Plan: which of the captures a graph takes
 
 
@@ -59,7 +62,11 @@ def trace(name: str, function, op: str = OP, depends: list | None = None) -> Tra
         NotImplementedError: an operation that no kernel has, by name.
     """
     check_function(name, function, op)
-    found = captures.captures_of(captures.depends(function) if depends is None else depends)
+    depends = captures.depends(function) if depends is None else depends
+    for x in depends or ():
+        if isinstance(x, torch.Tensor):
+            check_captured(name, x, op)
+    found = captures.captures_of(depends)
     if found.key is None:
         return _afresh(name, function, op)
 
@@ -120,6 +127,13 @@ def _like(x):
     return x.dtype, tuple(x.shape), x.stride(), None
 
 
+def check_captured(name: str, x, op: str = OP) -> None:
+    """TypeError where a captured tensor is not dense, NotImplementedError where its numbers are of a type that no
+    kernel has."""
+    check.tensor(f"{op}: {name}: a captured tensor", x)
+    convert.refuse_dtype(op, name, x.dtype)
+
+
 def _program(of, function, stand_ins):
     """The FX graph of a function of scalars and stand-ins (dtype, shape, strides)."""
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -128,22 +142,48 @@ def _program(of, function, stand_ins):
     given = [x.detach() for x in given]
 
     def indexed(*args):
-        with _Indexed():
+        with _Indexed(of):
             return function(*args)
 
     try:
-        with torch.no_grad():
+        with _one_at_a_time, torch.no_grad():
             return make_fx(indexed, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except DataDependentOutputException as problem:
         raise NotImplementedError(
             f"{of[1]}: {of[0]}: Python looks at the value of a tensor ({problem.func}), supported are operations on "
             "tensors: torch.where in the place of if, & of and, | of or") from problem
+    except (RuntimeError, IndexError, OverflowError, AttributeError) as problem:
+        words = _in_words(of, problem)
+        if words is None:
+            raise
+        raise words from problem
+
+
+def _in_words(of, problem):
+    """What PyTorch says of a function while it is traced, with the function's name. None of errors that have it, and of
+    Python's own."""
+    first = (str(problem).splitlines() or [""])[0]
+    if isinstance(problem, NotImplementedError) or (
+            isinstance(problem, AttributeError) and "FakeTensor" not in first):
+        return None
+    if isinstance(problem, (IndexError, OverflowError)):
+        return ValueError(f"{of[1]}: {of[0]}: {first}")
+    return NotImplementedError(f"{of[1]}: {of[0]}: PyTorch does not trace it: {first}; supported are operations on its "
+                               "arguments, and on elements of captured tensors")
 
 
 class _Indexed(TorchFunctionMode):
-    """A tensor's element at scalar tensors is a load, where torch would ask for the scalars' values."""
+    """A tensor's element at scalar tensors is a load, where torch would ask for the scalars' values. What is not dense
+    is refused."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        for x in args:
+            if isinstance(x, torch.Tensor) and (x.layout is not torch.strided or x.is_nested or x.is_quantized):
+                check_captured(self.of[0], x, self.of[1])
         if func is torch.Tensor.__getitem__:
             x, at = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(_is_index(i) for i in at) and all(_is_index(i) or _is_plain(i) for i in at):
