@@ -33,13 +33,13 @@ CHANGES = {
     "free": dict(ping_pong=False), "static": dict(schedule="static"),
     **{turn: dict(turn=turn) for turn in TURNS},
     "serial": dict(overlap=False, ping_pong=False),
-    "2parts": dict(parts=2, products=1), "4parts": dict(parts=4, products=1), "2together": dict(products=2),
+    "2parts": dict(parts=2), "4parts": dict(parts=4),
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
     64: ("plan", *TURNS, "poly6", "free", "2wg kv128 2stages", "2wg kv192 2stages"),
     128: ("plan", *TURNS, "free", "poly8", "kv192 q1", "3stages q1", "serial", "static"),
-    256: ("plan", "kv96", "kv64", "poly8", "static", "2parts", "4parts", "4parts 2together"),
+    256: ("plan", "kv96", "kv64", "poly8", "static", "2parts", "4parts"),
 }
 
 

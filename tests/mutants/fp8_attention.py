@@ -35,8 +35,8 @@ MUTANTS = (
          """, "self.multiply(smem, regs, 0)", LOADS),
         ("no_wait_for_v_of_several_parts", """
             smem.v_pipe.wait(regs.v)
-            parts, ahead = self.config.parts, self.config.products
-         """, "parts, ahead = self.config.parts, self.config.products", PARTS_LOADS),
+            for part in range(self.config.parts):
+         """, "for part in range(self.config.parts):", PARTS_LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
             self.release(smem.k_pipe, regs.k)
@@ -45,24 +45,22 @@ MUTANTS = (
             tk.mma_wait(1)
          """, READS),
         ("o_is_not_rescaled", "tk.mul_row(regs.o[part], regs.o[part], regs.correct)", "pass", MOVING),
-        ("parts_in_the_registers_of_one", "return regs.product[part % self.config.products]",
-         "return regs.product[0]", SIZES),
-        ("product_of_the_block_before_stays", "tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)",
-         "tk.mma_ABt(self.product(regs, part), regs.p, v, b_part=part)", SIZES),
-        ("product_is_not_added", "tk.add(regs.o[part], regs.o[part], self.product(regs, part))",
-         "tk.copy(regs.o[part], self.product(regs, part))", SIZES),
+        ("product_of_the_block_before_stays", "tk.mm_ABt(regs.product, regs.p, v, b_part=part)",
+         "tk.mma_ABt(regs.product, regs.p, v, b_part=part)", SIZES),
+        ("product_is_not_added", "tk.add(regs.o[part], regs.o[part], regs.product)",
+         "tk.copy(regs.o[part], regs.product)", SIZES),
         ("tensor_cores_add", """
             if self.spec.two_level:
-                tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)
+                tk.mm_ABt(regs.product, regs.p, v, b_part=part)
             else:
                 tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
          """, "tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)", MEAN,
          ((FOLDER + "consumer.py", """
             if self.spec.two_level:
-                tk.add(regs.o[part], regs.o[part], self.product(regs, part))
+                tk.add(regs.o[part], regs.o[part], regs.product)
           """, "pass"),)),
-        ("first_part_twice", "tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)",
-         "tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=0)", SIZES),
+        ("first_part_twice", "tk.mm_ABt(regs.product, regs.p, v, b_part=part)",
+         "tk.mm_ABt(regs.product, regs.p, v, b_part=0)", SIZES),
         ("columns_of_the_first_part", "(rows, cols), (row, col), first = o.shape, o.stride, part * self.cols",
          "(rows, cols), (row, col), first = o.shape, o.stride, 0", SIZES),
         ("columns_behind_the_end",

@@ -69,8 +69,7 @@ def test_plans():
     (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
     (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
-    (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers"),
-    (dict(products=2), 64, True, "products is 2, allowed are 1 to parts, 1")])
+    (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
 def test_configurations_that_cannot_run(changed, dim, two_level, words):
     with pytest.raises(ValueError, match=words):
         Fp8Config(**changed).check(dim, two_level)

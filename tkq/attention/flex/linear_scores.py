@@ -39,8 +39,8 @@ def slopes_of(graph: Graph) -> Optional[tuple]:
 
 
 class Slope(NamedTuple):
-    """Of a head. columns: the bias of each of a thread's columns beyond its first one's, in registers. graph: what is
-    made of the head."""
+    """Of a head. columns: the bias of each of a thread's columns beyond that of a tile's first one, in registers. graph:
+    what is made of the head."""
 
     columns: Any
     graph: Emitted
@@ -60,12 +60,18 @@ class LinearScores:
         graph.prepare("score", "q", "kv", **shared)
         for node, times in self.slopes:
             step = step + graph.node_at(node, **shared) * Float32(times)
-        return Slope([_kept(step * Float32(8 * (j // 2) + j % 2)) for j in range(self.columns)], graph)
+        first = Float32(tk.first_col())
+        return Slope([_kept(step * (first + Float32(8 * (j // 2) + j % 2))) for j in range(self.columns)], graph)
 
     def ready(self, numbers: Slope, inputs) -> tuple:
-        """(numbers, either row's bias at the tile's first column of the thread). inputs: of a row and a column."""
-        graph = numbers.graph.again()
-        return numbers, [graph.at(**inputs(r, 0), score=(Float32(0.0), (r, 0))) * Float32(LOG2E) for r in range(2)]
+        """(numbers, either row's bias at the tile's first column: the same in all threads that share the row, as its
+        maximum has to be). inputs: of a row and a column."""
+        graph, found = numbers.graph.again(), []
+        for r in range(2):
+            given = inputs(r, 0)
+            first = given["kv"][0] - tk.first_col()
+            found.append(graph.at(**{**given, "kv": (first, 0), "score": (Float32(0.0), (r, 0))}) * Float32(LOG2E))
+        return numbers, found
 
     def take(self, g, regs, ready, now, elements: cutlass.Constexpr):
         """S becomes what grows from column to column."""

@@ -17,9 +17,9 @@ class Fp8Config:
     section, whose tasks run together. ping_pong: consumers issue their products in turns. turn: after what of its own a
     consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
-    parts: O's columns are multiplied in as many parts: with two_level, registers of ``products`` parts, which are in
-    flight at once, are enough. polynomial: every n-th exponential of a block without a mask is computed as a
-    polynomial, 0: none. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
+    enough. polynomial: every n-th exponential of a block without a mask is computed as a polynomial, 0: none.
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -31,7 +31,6 @@ class Fp8Config:
     turn: str = "range"
     overlap: bool = True
     parts: int = 1
-    products: int = 1
     polynomial: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
@@ -54,8 +53,8 @@ class Fp8Config:
         return SEMAPHORE_BYTES + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
 
     def accumulators(self, head_dim: int, two_level: bool) -> int:
-        """Registers of a consumer's thread that hold S, P, O and the P V of the parts in flight."""
-        s, part = self.kv // 2, self.products * head_dim // 2 // self.parts if two_level else 0
+        """Registers of a consumer's thread that hold S, P, O and the P V of one part."""
+        s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
         return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
 
     def check(self, head_dim: int, two_level: bool, varlen: bool = False) -> "Fp8Config":
@@ -72,8 +71,6 @@ class Fp8Config:
                              "multiples of 32")
         if self.polynomial < 0:
             raise ValueError(f"{self}: polynomial is {self.polynomial}, allowed are numbers from 0 on")
-        if not 1 <= self.products <= self.parts:
-            raise ValueError(f"{self}: products is {self.products}, allowed are 1 to parts, {self.parts}")
         if self.overlap and self.parts > 1:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:

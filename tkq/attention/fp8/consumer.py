@@ -22,8 +22,7 @@ class Consumer:
         config, kv = self.config, self.config.kv
         return State(s=tk.rt_fl(kv), p=tk.rt(kv, smem.q.type.dtype),
                      o=tuple(tk.rt_fl(self.cols) for _ in range(config.parts)),
-                     product=tuple(tk.rt_fl(self.cols) for _ in range(config.products * self.spec.two_level)),
-                     max=tk.rv(), norm=tk.rv(),
+                     product=tk.rt_fl(self.cols) if self.spec.two_level else None, max=tk.rv(), norm=tk.rv(),
                      correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      factors=cute.make_rmem_tensor((2,), Float32), task=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
@@ -154,30 +153,22 @@ class Consumer:
         """Begin the P @ V of a tile of O: by itself, or as a part of the sum."""
         v = smem.v[regs.v.stage]
         if self.spec.two_level:
-            tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)
+            tk.mm_ABt(regs.product, regs.p, v, b_part=part)
         else:
             tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
 
     def promote(self, regs, part):
         """Of two levels: the product, when it is there, is added to O."""
         if self.spec.two_level:
-            tk.add(regs.o[part], regs.o[part], self.product(regs, part))
-
-    def product(self, regs, part):
-        """Where a part's P @ V is until it is added."""
-        return regs.product[part % self.config.products]
+            tk.add(regs.o[part], regs.o[part], regs.product)
 
     def values(self, smem, regs):
-        """O += P @ V: a part is added while the next one is multiplied, where ``products`` are in flight."""
+        """O += P @ V."""
         smem.v_pipe.wait(regs.v)
-        parts, ahead = self.config.parts, self.config.products
-        for part in range(ahead):
+        for part in range(self.config.parts):
             self.multiply(smem, regs, part)
-        for part in range(parts):
-            tk.mma_wait(min(ahead, parts - part) - 1)
+            tk.mma_wait(0)
             self.promote(regs, part)
-            if part + ahead < parts:
-                self.multiply(smem, regs, part + ahead)
         self.release(smem.v_pipe, regs.v)
 
     @cute.jit

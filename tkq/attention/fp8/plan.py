@@ -24,8 +24,8 @@ def plan(spec: Fp8Spec) -> Fp8Config:
 
     Timed at 16384 keys. At 64 columns the softmax takes longest, and a third consumer runs more of it under products;
     of blocks of 96 keys where P V of one block needs registers beside O: there, turns that are handed on late are
-    slower. At 256 columns O and that P V do not fit beside S: it comes in four parts, two of them in flight, in S's
-    registers, and the other consumer's products run under a consumer's softmax."""
+    slower. At 256 columns O and that P V do not fit beside S: it comes in two parts, in S's registers, and the
+    other consumer's products run under a consumer's softmax."""
     spec = spec.kernel()
     if spec.varlen:
         config = _packed(spec)
@@ -34,7 +34,7 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     elif spec.head_dim == 128:
         config = Fp8Config()
     elif spec.two_level:
-        config = Fp8Config(overlap=False, parts=4, products=2, q_stages=1, ping_pong=False)
+        config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
     else:
         config = Fp8Config(q_stages=1, ping_pong=False)
     return config.check(spec.head_dim, spec.two_level, spec.varlen)

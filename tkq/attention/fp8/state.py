@@ -53,7 +53,7 @@ class State:
     s: tk.RegTile
     p: tk.RegTile
     o: tuple  # tiles of neighbouring columns
-    product: tuple  # tiles of P V of one block, each of one tile of o at a time; fast: none
+    product: Optional[tk.RegTile]  # P V of one block, and of one tile of o; fast: None
     max: tk.RowVec
     norm: tk.RowVec
     correct: tk.RowVec
