@@ -16,6 +16,9 @@ NAMES = {torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int
 _SAME = ("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fresh")
 _RESHAPED = ("view", "reshape", "expand", "unsqueeze", "squeeze", "view_as")  # one number stays one number
 _FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # where the value is
+# Options that are looked at, or say nothing of a number; others are refused
+_OPTIONS = frozenset(("alpha", "rounding_mode", "min", "max", "dtype", "device", "layout", "pin_memory", "memory_format",
+                      "non_blocking", "implicit", "copy"))
 _ONES_ZEROS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 
 
@@ -203,6 +206,9 @@ class Converter:
     # ---- operations ---------------------------------------------------------------------------------
 
     def called(self, node):
+        for option, given in node.kwargs.items():
+            if option not in _OPTIONS and given is not None:
+                self.refuse(f"{node.target} with {option}={given!r}, which no kernel has")
         try:
             return self.call(node)
         except OverflowError as problem:
