@@ -17,8 +17,8 @@ _SAME = ("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fres
 _RESHAPED = ("view", "reshape", "expand", "unsqueeze", "squeeze", "view_as")  # one number stays one number
 _FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # where the value is
 # Options that are looked at, or say nothing of a number; others are refused
-_OPTIONS = frozenset(("alpha", "rounding_mode", "min", "max", "dtype", "device", "layout", "pin_memory", "memory_format",
-                      "non_blocking", "implicit", "copy"))
+_OPTIONS = frozenset(("alpha", "rounding_mode", "min", "max", "dtype", "device", "layout", "pin_memory",
+                      "memory_format", "non_blocking", "implicit", "copy"))
 _ONES_ZEROS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 
 
