@@ -87,7 +87,8 @@ class Converter:
         if view.free:
             return view
         dtype = view.tensor.dtype
-        return self.build.add("load", self.type_of(dtype), view.slot, NAMES[dtype], view.tensor.dim(), *view.fixed)
+        found = self.build.add("load", self.type_of(dtype), view.slot, NAMES[dtype], view.tensor.dim(), *view.fixed)
+        return self.build.detached(found) if view.detached else found
 
     def constant(self, value):
         """A real tensor that the function holds: a number, where it has no dimension and lies on the CPU."""
@@ -229,6 +230,8 @@ class Converter:
     def of_number(self, name, x, node):
         """None where there is no such operation."""
         value = node.meta["val"]
+        if name == "detach" and self.name == "score_mod":
+            return self.build.detached(x)
         if (name in _SAME or name in _RESHAPED) and value.numel() == 1:
             return x
         if name in _FILLED or name in _ONES_ZEROS:
@@ -245,7 +248,7 @@ class Converter:
         """Of a captured tensor: views, and elements."""
         args = node.args[1:]
         if name in _SAME:
-            return x
+            return x._replace(detached=True) if name == "detach" and self.name == "score_mod" else x
         if name in _FILLED or name in _ONES_ZEROS:
             return self.filled(name, node.args, node.meta["val"])
         if name == "select":
