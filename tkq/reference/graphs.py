@@ -24,7 +24,7 @@ def values(graph, tensors, numbers, inputs, dtype=torch.float32) -> list:
     """The same, of each node."""
     device, found = inputs["q"].device, []
     kind = {**_TORCH, "f32": dtype}
-    for node in graph.nodes:
+    for i, node in enumerate(graph.nodes):
         take = lambda args=node.args: [found[a] for a in args]
         if node.op == "input":
             value = inputs[node.args[0]]
@@ -35,7 +35,7 @@ def values(graph, tensors, numbers, inputs, dtype=torch.float32) -> list:
         elif node.op == "load":
             value = _load(tensors[node.args[0]], [found[a] for a in node.args[3:]])
         elif node.op == "cast":
-            value = take()[0]
+            value = take()[0].detach() if graph.is_detached(i) else take()[0]
         elif node.op == "where":
             value = torch.where(*take())
         elif node.op in _UNARY and node.op != "not":

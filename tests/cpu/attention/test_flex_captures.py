@@ -10,7 +10,9 @@ import torch
 
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
-from tkq.attention.flex.functions.trace import trace
+from tkq.attention.flex.functions import replay
+from tkq.attention.flex.functions.record import record
+from tkq.attention.flex.functions.trace import ARGUMENTS, trace
 from tkq.reference.flex import places
 from tkq.reference.graphs import evaluate
 
@@ -118,6 +120,37 @@ def test_parameters_of_no_dimension_have_gradients():
     (score.softmax(-1) @ v.float()).square().sum().backward()
     for x, y in zip(module.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(x.grad, y.grad, rtol=0.05, atol=0.05)
+
+
+DETACHED = {
+    "element": lambda x: lambda score, b, h, q, kv: score + 2 * x[kv].detach() + x[kv],
+    "view": lambda x: lambda score, b, h, q, kv: score + 2 * x.detach()[kv] + x[kv],
+    "data": lambda x: lambda score, b, h, q, kv: score + 2 * x.data[kv] + x[kv],
+    "score": lambda x: lambda score, b, h, q, kv: score * torch.tanh(score.detach()) + x[kv],
+    "all of the score": lambda x: lambda score, b, h, q, kv: score.detach() * x[kv]}
+
+
+@pytest.mark.parametrize("name", DETACHED)
+def test_no_gradient_goes_through_detach(name):
+    """As autograd has it, of the same function on whole tensors."""
+    q, k, v = torch.randn(3, 1, 2, 7, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x, wide = torch.linspace(0.5, 2, 7).requires_grad_(), torch.linspace(0.5, 2, 7).requires_grad_()
+    q, exact = q.requires_grad_(), q.detach().float().requires_grad_()
+    tkq.flex_attention(q, k, v, DETACHED[name](x)).float().square().sum().backward()
+    score = DETACHED[name](wide)(exact @ k.float().mT / 8, *gallery.grid(1, 2, 7, 7, "cpu"))
+    (score.softmax(-1) @ v.float()).square().sum().backward()
+    torch.testing.assert_close(x.grad, wide.grad, rtol=0.05, atol=0.05)
+    wanted = torch.zeros_like(exact) if exact.grad is None else exact.grad
+    torch.testing.assert_close(q.grad.float(), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["element", "score", "all of the score"])
+def test_detach_as_torch_compile_has_it(name):
+    """Of captured tensors it is done outside."""
+    function = DETACHED[name](torch.rand(7))
+    found = replay.traced("score_mod", record(function, ARGUMENTS["score_mod"], torch.device("cpu")))
+    assert found.graph == trace("score_mod", function).graph
+    assert any(map(found.graph.is_detached, range(len(found.graph.nodes))))
 
 
 WRONG = {

@@ -268,6 +268,14 @@ def of_defaults(name, value):
     return mask, lambda: setattr(mask, name, value)
 
 
+def of_attribute():
+    def mask(b, h, q, kv):
+        return q - kv < mask.n
+
+    mask.n = 5
+    return mask, lambda: setattr(mask, "n", 6)
+
+
 def changes():
     """{what changes: (a mask function, the change)}"""
     numbers, inner, settings = [2, 3], [(5,)], {"window": 4}
@@ -280,7 +288,9 @@ def changes():
         "function": in_cell(helped, within(4), causal), "cell of a function": in_cell(helped, within(4), within(5)),
         "itself": in_cell(of_itself, None, ..., "other"), "places": places(),
         "default": of_defaults("__defaults__", (8,)), "default by name": of_defaults("__kwdefaults__", {"most": 1}),
-        "code": of_defaults("__code__", other),
+        "code": of_defaults("__code__", other), "attribute": of_attribute(),
+        "what globals() has": (lambda b, h, q, kv: q - kv < globals()["WINDOW"],
+                               lambda: operator.setitem(globals(), "WINDOW", WINDOW + 1)),
         "global": (lambda b, h, q, kv: q - kv < WINDOW, lambda: operator.setitem(globals(), "WINDOW", WINDOW + 1)),
         "list": (first_of(numbers), lambda: operator.setitem(numbers, 0, 9)),
         "tuple in a list": (lambda b, h, q, kv: q - kv < inner[0][0], lambda: operator.setitem(inner, 0, (6,))),

@@ -26,8 +26,8 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         score_mod: takes a score, float32, and its batch, head, query and key, int32, all tensors of no dimension; gives
             the new score. It is traced: pointwise operations of ATen, and elements of captured tensors of any dtype but
             float64 and complex, by any integers (negative ones count from the end, others outside are taken as the
-            nearest inside). Captured numbers are arguments of the kernel: another value compiles nothing. -inf hides
-            a key.
+            nearest inside). Numbers of 16 bits are float32 there, and not rounded in between. Captured numbers are
+            arguments of the kernel, if not very large or small: another value compiles nothing. -inf hides a key.
         block_mask: a BlockMask of torch's, or ``tkq.create_block_mask``'s, whose blocks are multiples of 64 queries and
             keys. Blocks that it does not list are skipped, full ones are computed without its mask_mod. Its lists are
             read on the GPU at each call: rebuilt in place, they count under a CUDA graph too.

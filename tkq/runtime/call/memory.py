@@ -1,6 +1,8 @@
 """Tensors that share memory, where one of them is written to."""
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 TRIES = 1000
@@ -9,12 +11,22 @@ TRIES = 1000
 def refuse_shared(op_name: str, written: dict, read: dict) -> None:
     """ValueError where a tensor that is to be written to shares memory with another one, of `written` or `read`. Their
     order in a launch is not said, and so not what is read. None among them is passed over."""
-    names = [name for name, x in written.items() if x is not None]
-    for i, name in enumerate(names):
-        for other, y in (*((n, written[n]) for n in names[i + 1:]), *read.items()):
-            if y is not None and shared(written[name], y):
+    first, others = _placed(written), _placed(read)
+    for i, (name, x, begin, end) in enumerate(first):
+        for other, y, at, behind in first[i + 1:] + others:
+            if begin < behind and at < end and _meet(begin - at, _layout(x), _layout(y)):
                 raise ValueError(f"{op_name}: {name} shares memory with {other}, and is written to; expected a tensor "
                                  "apart from it")
+
+
+def _placed(tensors) -> list:
+    """(name, tensor, its first address, the end of its last element) of those that have memory, unlike on "meta"."""
+    found = []
+    for name, x in tensors.items():
+        at = 0 if x is None else x.data_ptr()
+        if at and x.numel():
+            found.append((name, x, at, at + span(x)))
+    return found
 
 
 def same_place(x: Tensor, y: Tensor) -> bool:
@@ -25,33 +37,28 @@ def same_place(x: Tensor, y: Tensor) -> bool:
 def shared(x: Tensor, y: Tensor) -> bool:
     """Is memory of a tensor also another's? By addresses, whosever storage they are in. Exact, but for tensors whose
     strides go so badly together that `TRIES` places do not tell, which this takes to be apart."""
-    if not (x.numel() and y.numel() and x.data_ptr() and y.data_ptr()):  # 0: without memory, as on "meta"
+    if not (x.numel() and y.numel() and x.data_ptr() and y.data_ptr()):
         return False
-    apart, of_x, of_y = x.data_ptr() - y.data_ptr(), span(x), span(y)
-    if apart >= of_y or -apart >= of_x:
-        return False
-    if of_x == x.numel() * x.itemsize and of_y == y.numel() * y.itemsize:  # neither has gaps
-        return True
-    return _meet(apart, _steps(x, y), (x.itemsize, y.itemsize))
+    apart = x.data_ptr() - y.data_ptr()
+    return -span(x) < apart < span(y) and _meet(apart, _layout(x), _layout(y))
 
 
 def span(x: Tensor) -> int:
     """Bytes from the first element to the end of the last."""
-    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))) * x.itemsize
+    if x.is_contiguous():
+        return x.nbytes
+    return (1 + sum([(n - 1) * s for n, s in zip(x.shape, x.stride())])) * x.itemsize
 
 
-def _steps(x, y) -> list:
-    """(step in bytes, how many of y's at most, how many of x's), the largest step first."""
-    found = {}
-    for side, tensor in ((2, x), (1, y)):
-        for n, step in zip(tensor.shape, tensor.stride()):
-            if n > 1 and step:
-                found.setdefault(step * tensor.itemsize, [step * tensor.itemsize, 0, 0])[side] += n - 1
-    return [found[step] for step in sorted(found, reverse=True)]
+def _layout(x):
+    return x.shape, x.stride(), x.itemsize
 
 
-def _meet(apart, steps, sizes) -> bool:
-    """Can steps of x forwards and of y backwards bring an element of x, ``apart`` behind y's, onto one of y's?"""
+@functools.lru_cache(1024)
+def _meet(apart: int, x: tuple, y: tuple) -> bool:
+    """Have a tensor of layout x, ``apart`` bytes behind another of layout y, and this one an element in common? By
+    steps of x forwards and of y backwards, the largest ones first."""
+    steps, sizes = _steps(x, y), (x[2], y[2])
     below, above, reach = 0, 0, []  # how far the steps behind each take it down and up
     for step, of_y, of_x in reversed(steps):
         reach.append((below, above))
@@ -68,3 +75,13 @@ def _meet(apart, steps, sizes) -> bool:
         most = min(of_x, (sizes[1] - 1 + below - place) // step)
         waiting.extend((at + 1, place + step * n) for n in range(least, most + 1)[:TRIES])
     return False
+
+
+def _steps(x, y) -> list:
+    """(step in bytes, how many of y's at most, how many of x's), the largest step first."""
+    found = {}
+    for side, (shape, strides, size) in ((2, x), (1, y)):
+        for n, step in zip(shape, strides):
+            if n > 1 and step:
+                found.setdefault(step * size, [step * size, 0, 0])[side] += n - 1
+    return [found[step] for step in sorted(found, reverse=True)]

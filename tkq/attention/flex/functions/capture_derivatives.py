@@ -63,6 +63,6 @@ def _needs(graph, slots):
         if node.op == "load":
             found.append(node.type == "f32" and node.args[0] in slots)
         else:
-            found.append(node.type == "f32" and node.op not in COMPARISONS and any(
+            found.append(node.type == "f32" and node.op not in COMPARISONS and not graph.is_detached(i) and any(
                 found[a] for a in graph.operands(i)))
     return found

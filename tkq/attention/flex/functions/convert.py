@@ -16,6 +16,9 @@ NAMES = {torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int
 _SAME = ("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fresh")
 _RESHAPED = ("view", "reshape", "expand", "unsqueeze", "squeeze", "view_as")  # one number stays one number
 _FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}  # where the value is
+# Options that are looked at, or say nothing of a number; others are refused
+_OPTIONS = frozenset(("alpha", "rounding_mode", "min", "max", "dtype", "device", "layout", "pin_memory",
+                      "memory_format", "non_blocking", "implicit", "copy"))
 _ONES_ZEROS = {"ones": 1, "zeros": 0, "ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 
 
@@ -84,7 +87,8 @@ class Converter:
         if view.free:
             return view
         dtype = view.tensor.dtype
-        return self.build.add("load", self.type_of(dtype), view.slot, NAMES[dtype], view.tensor.dim(), *view.fixed)
+        found = self.build.add("load", self.type_of(dtype), view.slot, NAMES[dtype], view.tensor.dim(), *view.fixed)
+        return self.build.detached(found) if view.detached else found
 
     def constant(self, value):
         """A real tensor that the function holds: a number, where it has no dimension and lies on the CPU."""
@@ -203,6 +207,9 @@ class Converter:
     # ---- operations ---------------------------------------------------------------------------------
 
     def called(self, node):
+        for option, given in node.kwargs.items():
+            if option not in _OPTIONS and given is not None:
+                self.refuse(f"{node.target} with {option}={given!r}, which no kernel has")
         try:
             return self.call(node)
         except OverflowError as problem:
@@ -223,6 +230,8 @@ class Converter:
     def of_number(self, name, x, node):
         """None where there is no such operation."""
         value = node.meta["val"]
+        if name == "detach" and self.name == "score_mod":
+            return self.build.detached(x)
         if (name in _SAME or name in _RESHAPED) and value.numel() == 1:
             return x
         if name in _FILLED or name in _ONES_ZEROS:
@@ -239,7 +248,7 @@ class Converter:
         """Of a captured tensor: views, and elements."""
         args = node.args[1:]
         if name in _SAME:
-            return x
+            return x._replace(detached=True) if name == "detach" and self.name == "score_mod" else x
         if name in _FILLED or name in _ONES_ZEROS:
             return self.filled(name, node.args, node.meta["val"])
         if name == "select":

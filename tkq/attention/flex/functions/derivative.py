@@ -51,7 +51,7 @@ class Derivative:
         for i, node in enumerate(self.graph.nodes):
             if node.op == "input":
                 self.slope.append(self.number(1.0) if node.args[0] == "score" else None)
-            elif node.type != "f32" or node.op in COMPARISONS or not any(
+            elif node.type != "f32" or node.op in COMPARISONS or self.graph.is_detached(i) or not any(
                     self.slope[a] is not None for a in self.graph.operands(i)):
                 self.slope.append(None)
             else:

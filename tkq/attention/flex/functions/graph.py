@@ -51,6 +51,11 @@ class Graph:
             return ()
         return node.args[3:] if node.op == "load" else node.args
 
+    def is_detached(self, i: int) -> bool:
+        """Is node i one of ``Builder.detached``?"""
+        node = self.nodes[i]
+        return node.op == "cast" and node.type == "f32" == self.nodes[node.args[0]].type
+
     def inputs_of(self) -> tuple:
         """For each node the set of inputs (of ``INPUTS``) that it depends on."""
         found = []
@@ -140,6 +145,10 @@ class Builder:
         if known is not None and not (isinstance(known, float) and not math.isfinite(known)):
             return self.const(known, type)
         return self.add("cast", type, i)
+
+    def detached(self, i: int) -> int:
+        """Node i, as a constant of all derivatives: a cast of a float to its own type."""
+        return i if self.nodes[i].type != "f32" or self.value(i) is not None else self.add("cast", "f32", i)
 
     def unary(self, op: str, i: int) -> int:
         return self.add(op, self.nodes[i].type, i)

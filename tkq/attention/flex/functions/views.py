@@ -17,12 +17,13 @@ class Dim(NamedTuple):
 
 class View(NamedTuple):
     """A captured tensor with some of its indices known. fixed: a node for each dimension, None where there is none yet.
-    free: the dimensions that are left, in order."""
+    free: the dimensions that are left, in order. detached: does no gradient go to it?"""
 
     slot: int
     tensor: torch.Tensor
     fixed: tuple
     free: tuple
+    detached: bool = False
 
 
 def whole(slot: int, tensor: torch.Tensor) -> View:
