@@ -18,7 +18,7 @@ class BoundedConfig:
     ahead: is a chunk brought to L2 while the state has its stage?"""
 
     groups: int = 2
-    registers: tuple = (104, 152)
+    registers: tuple = (112, 144)
     piece: int = 32
     ahead: bool = False
 
