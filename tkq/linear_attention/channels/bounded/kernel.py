@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
@@ -19,7 +19,7 @@ from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.units import UnitShared
 from tkq.linear_attention.channels.whole import STEPS, WholeShared
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.engine.delta import Delta, DeltaShared
+from tkq.linear_attention.engine.delta import DeltaShared
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -92,7 +92,7 @@ class BoundedAttention:
 
       team 0 (a warpgroup)     Q K V X of chunk 0: decays, rows, P, inverse | of chunk 2 | ..
       team 1 (a warpgroup)     of chunk 1 | of chunk 3 | ..
-      state (2 warpgroups)     of each block O' = S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
+      state (2 warpgroups)     of each block S' K' and S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
 
       pipe      stages   full (arrivals)           empty (arrivals)
       tokens    2        bytes, by a team (1)      warps of the state (8)
@@ -104,7 +104,6 @@ class BoundedAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
         self.units = Units(COLUMNS, self.dtype)
-        self.delta = Delta(spec, self.v_tile, TEAM_BARRIER)
         self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
         self.state = BoundedState(spec, self.sequences, self.units, config.piece)
 
@@ -175,9 +174,6 @@ class BoundedAttention:
             s.scores.acquire_empty(ring)
             self.blocks.make(g, s, t, (chunk, team), mine)
             s.scores.commit(ring)
-            if const_expr(self.config.ahead):
-                if tk.warp_id() % 4 == 0:
-                    self.load_ahead(g, s, t, chunk + TEAMS, ring)
             for _ in cutlass.range_constexpr(TEAMS):
                 ring.advance()
 
@@ -187,12 +183,6 @@ class BoundedAttention:
         sem = s.tokens.acquire(ring)
         for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
             tk.load_async(tile, x, at, sem)
-
-    @cute.jit
-    def load_ahead(self, g, s, t, chunk, ring):
-        """They are on their way to L2, by a warp."""
-        for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
-            tk.load_ahead(tile, x, at)
 
     def tokens_of(self, g, s, t, chunk, stage):
         """(a shared tile, the tensor, coordinates) of all that is loaded of a chunk."""
