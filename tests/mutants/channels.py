@@ -11,6 +11,7 @@ OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]"
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
 UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
 BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
+ALIKE_BOUNDED = (f"{BOUNDED_GPU}test_hard_data[1.0-50.0]",)
 ALIKE = ("tests/gpu/linear_attention/test_delta_forward.py::test_hard_inverses[0.0-identical-2.0]",)
 BLOCKS, BLOCKS_PACKED = ("tests/gpu/linear_attention/test_delta_forward.py::test_lengths[300-token]",), (
     "tests/gpu/linear_attention/test_blocks_on_gpu.py::test_packed",)
@@ -126,14 +127,22 @@ MUTANTS = (
             over.insert(0, times(over[0], a))
          """, BOUNDED),
         ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", BOUNDED),
-        ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])",
-         "keep(lower, False, [b * x for b, x in zip(rows.keys, beta)])", BOUNDED),
+        ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(lengths.keys, beta)])",
+         "keep(lower, False, [b * x for b, x in zip(lengths.keys, beta)])", BOUNDED),
         ("bounded_lengths_without_eps",
          "over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]",
          "over = [[cute.math.rsqrt(x + 1e-30, fastmath=True) for x in one] for one in found]", HARD),
         ("lengths_of_another_row", "owner, odd = 4 * row + row // 2, row % 2 == 1",
          "owner, odd = 4 * row, row % 2 == 1", BOUNDED),
         ("beta_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", EDGES)),
+    *family(
+        "linear", "tkq/linear_attention/channels/bounded/state.py",
+        ("bounded_state_not_in_a_block_s_middle",
+         "mul_columns(of, cute.make_tensor(step.iterator + first, cute.make_layout(self.piece)))", "pass", BOUNDED),
+        ("bounded_state_stays_in_a_block_s_middle", "mul_columns(c.s, self.step(s, BLOCKS, ring.stage))", "pass",
+         BOUNDED),
+        ("bounded_inverse_in_one_part", "tk.copy(tk.columns(c.again, *rest), v)", "tk.zero(c.again)",
+         ALIKE_BOUNDED)),
     *family(
         "linear", "tkq/linear_attention/blocks/pairs.py",
         ("blocks_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
@@ -144,7 +153,7 @@ MUTANTS = (
         ("inverse_in_one_part", "held = unpacked(rounded, dtype)", "held = two", ALIKE),
         ("blocks_multiplied_by_the_wrong_rows", "words_of_b[e] = of_b[4 * step + n + 2 * e]",
          "words_of_b[e] = of_b[4 * step + 2 * n + e]", BLOCKS),
-        ("blocks_of_one_panel", "tk.load(x, panel_of(tile, panel))", "tk.load(x, panel_of(tile, 0))", BLOCKS)),
+        ("blocks_of_one_panel", "tk.load(x, of(panel))", "tk.load(x, of(0))", BLOCKS)),
     *family(
         "linear", "tkq/linear_attention/blocks/scores.py",
         ("blocks_begin_with_another_s_gates",

@@ -174,9 +174,9 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
         tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64)
-        return Expectation(tensor=tensor, waits_per_mma=0.4, roles=((few, 1), (some, 1), (many, 2)),
+        return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed and spec.pool))
+                           local_memory=8 * bool(spec.packed))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

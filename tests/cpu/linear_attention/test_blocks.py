@@ -119,6 +119,25 @@ def back(words, cols=K):
                         dtype=torch.float64).view(CHUNK, cols)
 
 
+def of_columns(panels):
+    of = units.Units.__new__(units.Units)
+    of.panels = panels
+    return of
+
+
+def in_units(memory, x, which):
+    """A chunk's 128 columns of keys or queries, to units of 16 x 64, or back from there."""
+    found = torch.empty(CHUNK, K, dtype=torch.float64)
+    for t, pair in itertools.product(range(CHUNK), range(K // 2)):
+        (block, row), (panel, col) = divmod(t, EDGE), divmod(2 * pair, 64)
+        at = of_columns(2).at(0, block, panel, which) * (EDGE * 32) + ((row * 128 + 2 * col) ^ (row % 8 << 4)) // 4
+        if x is None:
+            found[t, 2 * pair:2 * pair + 2] = torch.tensor(memory[at], dtype=torch.float64)
+        else:
+            memory[at] = tuple(x[t, 2 * pair:2 * pair + 2].tolist())
+    return found
+
+
 @pytest.mark.parametrize("tokens", [64 + 64, 64 + 37])
 def test_rows_and_steps(now, tokens):
     """A chunk's second one, with and without tokens behind the end, whose gates are 0."""
@@ -127,10 +146,13 @@ def test_rows_and_steps(now, tokens):
     A_log, bias, head, bound = torch.randn(3), torch.randn(3 * K), 2, -5.0
     x[3] = 60.0  # lowest gates, and none
     x[50] = -60.0
-    s = SimpleNamespace(q=[tile(q)], k=[tile(k)], started=[tile(x)], firsts=Memory([None] * (4 * K)),
+    rows = Memory([None] * (2 * CHUNK * K // 2))
+    in_units(rows, x, units.KEYS)
+    in_units(rows, q, units.QUERIES)
+    s = SimpleNamespace(units=[rows], k=[tile(k)], firsts=Memory([None] * (4 * K)),
                         whole=SimpleNamespace(steps=Memory([None] * (5 * K))))
     g = SimpleNamespace(A_log=A_log.tolist(), bias=bias.tolist(), bound=bound, tokens=tokens)
-    of, t = Blocks(None, 4), SimpleNamespace(head=head)
+    of, t = Blocks(None, of_columns(2), 4), SimpleNamespace(head=head)
     for now.thread in range(128):
         mine = of.begin(g, t)
         of.put_rows(g, s, (1, 0), mine)
@@ -140,7 +162,7 @@ def test_rows_and_steps(now, tokens):
     gates[tokens - 64:] = 0
     a = gates.exp()
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
-    queries, keys, started = back(s.q[0]), back(s.k[0]), back(s.started[0])
+    queries, keys, started = in_units(rows, None, units.QUERIES), back(s.k[0]), in_units(rows, None, units.KEYS)
     steps = torch.tensor(list(s.whole.steps), dtype=torch.float64).view(5, K)
     close = dict(rtol=1e-5, atol=0)
     behind = torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)])
@@ -259,8 +281,7 @@ def test_gates_of_blocks(now, monkeypatch):
 @pytest.mark.parametrize("panels", [1, 2])
 def test_units_of_a_chunk(panels):
     """Each has a place of its own; a block's queries are behind its keys, and stages are apart."""
-    of = units.Units.__new__(units.Units)
-    of.panels = panels
+    of = of_columns(panels)
     places = [of.at(*at) for at in itertools.product(range(3), range(4), range(panels), range(2))]
     assert places == list(range(3 * 4 * panels * 2))
     assert of.at(1, 2, 0, units.QUERIES) == of.at(1, 2, 0, units.KEYS) + 1

@@ -87,7 +87,7 @@ def _bounded():
                       ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),
                       ("fp32-packed", replace(states, packed="int32"))):
         some, many = bounded_plan(spec).registers
-        wanted = Expectation(tensor=4 * (2 * 8 + 3), waits_per_mma=0.4, roles=((some, 2), (many, 2)), local_memory=3,
+        wanted = Expectation(tensor=4 * (8 + 4), waits_per_mma=0.5, roles=((some, 2), (many, 2)), local_memory=6,
                              instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2"))
         yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{end}", bounded_recipe(spec), wanted)
 

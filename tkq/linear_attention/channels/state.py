@@ -8,12 +8,10 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.pairs import rest_of
 from tkq.linear_attention.channels.columns import mul_columns, scaled_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.whole import BLOCKS, EDGE, STEPS
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.spec import NARROW
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,6 @@ class Held:
     half: tk.RegTile  # outputs of half of the tokens
     some: tk.RegTile  # outputs of a block of 16
     given: tk.RegTile  # with the delta rule, w of a block
-    again: tk.RegTile  # with bounded gates: v of a block, for the inverse's second part
 
 
 class At(NamedTuple):
@@ -48,10 +45,8 @@ class ChannelState:
     registers do not hold both of what the state gives, for keys and for queries: it is rounded a second time for the
     latter, behind the corrected values."""
 
-    def __init__(self, spec, parts, sequences, late: bool, piece: int = NARROW):
-        """parts: the kernel's `Delta`, `Whole` and `Units`. piece: columns of the state that a block meets at a time,
-        with `Units`."""
-        self.piece = piece
+    def __init__(self, spec, parts, sequences, late: bool):
+        """parts: the kernel's `Delta`, `Whole` and `Units`."""
         self.spec, self.sequences, self.late = spec, sequences, late
         self.delta, self.whole, self.units = parts
         self.scored, self.solved = not spec.updates, bool(spec.delta)
@@ -61,7 +56,7 @@ class ChannelState:
         K = self.spec.head_dim
         return Held(tk.rt_fl(K), tk.rt(K, dtype), tk.rt(CHUNK, dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, dtype),
                     tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK), tk.rt_fl(CHUNK // 2),
-                    tk.rt_fl(EDGE), tk.rt_fl(EDGE), tk.rt(CHUNK, dtype))
+                    tk.rt_fl(EDGE), tk.rt_fl(EDGE))
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -76,9 +71,7 @@ class ChannelState:
             at = At(order(self.spec, g, t, i), ring.stage, scores.stage, wg)
             s.tokens.wait(ring)
             s.scores.wait(scores)
-            if const_expr(self.spec.bounded):
-                self.add_blocks(c, g, s, t, at)
-            elif const_expr(self.whole.there):
+            if const_expr(self.whole.there):
                 if self.whole.holds(s.whole.found[None, at.scores]) or not self.whole.holds(
                         s.whole.found[None, at.scores], BLOCKS):
                     self.add_chunk(c, g, s, t, at)
@@ -109,12 +102,9 @@ class ChannelState:
         self.of_group(s.v, at.wg, lambda v: tk.load_T(c.v, v[at.tokens]))
         for n in cutlass.range_constexpr(CHUNK // EDGE):
             block = CHUNK // EDGE - 1 - n if self.spec.reverse else n
-            if const_expr(self.piece < self.spec.head_dim):
-                self.meet_in_pieces(c, g, s, at, block)
-            else:
-                mul_columns(c.s, self.whole.step(n, s.whole, at.scores))
-                tk.copy(c.s16, c.s)
-                self.meet_block(c, g, s, at, block)
+            mul_columns(c.s, self.whole.step(n, s.whole, at.scores))
+            tk.copy(c.s16, c.s)
+            self.meet_block(c, g, s, at, block)
             self.take_up_block(c, s, at, block)
         mul_columns(c.s, self.whole.step(CHUNK // EDGE, s.whole, at.scores))
         if const_expr(self.spec.updates):
@@ -124,24 +114,6 @@ class ChannelState:
         if const_expr(self.delta.back):
             self.delta.times_beta(c, s.delta, at.scores)
             self.put(g.dv, s, t, c.w, at)
-
-    def meet_in_pieces(self, c, g, s, at, block):
-        """As `meet_block` with the delta rule, in the order of the tokens: some columns of the state are multiplied
-        while those before them are, and what it gives for queries is waited for behind the corrected values."""
-        step, K, multiply = self.whole.step(block, s.whole, at.scores), self.spec.head_dim, tk.mm_ABt
-        for first in range(0, K, self.piece):
-            of = tk.columns(c.s, first, self.piece)
-            mul_columns(of, cute.make_tensor(step.iterator + first, cute.make_layout(self.piece)))
-            tk.copy(tk.columns(c.s16, first, self.piece), of)
-            for to, rows in ((c.given, s.started[at.scores]), (c.some, s.q[at.tokens])):
-                multiply(to, c.s16, rows, b_part=block, k=(first, first + self.piece))
-            multiply = tk.mma_ABt
-        tk.mma_wait(1)
-        self.correct(c, s, at, block)
-        tk.mma_wait(2)
-        self.scale_outputs(c, c.some, g, s, (at, block * EDGE))
-        tk.mma_wait(0)
-        tk.copy(tk.columns(c.v, block * EDGE, EDGE), c.given)
 
     def meet_block(self, c, g, s, at, block):
         """What the state gives for queries, and a block's values, corrected: in c.v, the former in c.some."""
@@ -168,17 +140,6 @@ class ChannelState:
                 tk.copy(tk.columns(c.w, block * EDGE, EDGE), c.given)
                 tk.mul_col(c.given, c.given, beta)
             tk.copy(v, c.given)
-
-    def correct(self, c, s, at, block):
-        """c.given, a block's corrected values, is under way: of values and what the state gives for keys of any
-        length. The inverse is an operand in two parts."""
-        v, rest = tk.columns(c.v, block * EDGE, EDGE), rest_of(block)
-        beta, erase = (self.of_block(to, of, at, block) for to, of in (
-            (c.beta, s.delta.beta), (c.erase, s.delta.erase)))
-        tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta, erase)
-        tk.copy(tk.columns(c.again, *rest), v)
-        tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
-        tk.mma_ABt(c.given, c.again, s.delta.inverse[at.scores], b_part=block, k=(rest[0], sum(rest)))
 
     def take_up_block(self, c, s, at, block):
         """A block's outputs, and the state behind it."""

@@ -8,6 +8,7 @@ from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import (
     EDGE,
+    PANEL,
     ROW,
     BlockInverse,
     block_words,
@@ -19,12 +20,14 @@ from tkq.linear_attention.blocks.pairs import (
     unpacked,
     words,
 )
+from tkq.linear_attention.blocks.units import KEYS, QUERIES
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
 from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
 
 OF_LANE = 4  # columns
+UNIT = EDGE * PANEL // 4  # of 16 x 64: pairs of words
 TOGETHER = 4  # tokens whose rows are read before they are written
 
 
@@ -34,12 +37,13 @@ def exp2(x):
 
 class Mine(NamedTuple):
     """Of a lane. factor: -exp(A_log), and bias times that, of its columns, to base 2. at: where its words of a token
-    are, in pairs, for tokens that the swizzle moves alike. beta: of the tokens of its quad's two rows, of the chunk
-    that follows."""
+    are in units, in pairs of words, for tokens that the swizzle moves alike. apart: from there to where they are in a
+    tile of keys. beta: of the tokens of its quad's two rows, of the chunk that follows."""
 
     factor: cute.Tensor
     bias: cute.Tensor
     at: cute.Tensor
+    apart: cute.Tensor
     beta: cute.Tensor
 
 
@@ -60,20 +64,22 @@ class Blocks:
 
     Factors are products of decays, outwards from the middle, and one reciprocal for each 4 tokens."""
 
-    def __init__(self, spec: Any, barrier: int):
-        """barrier: the first team's."""
+    def __init__(self, spec: Any, units: Any, barrier: int):
+        """units: where a chunk's rows are (see `blocks.units`). barrier: the first team's."""
+        self.units = units
         self.spec, self.barrier, self.inverse = spec, barrier, BlockInverse()
 
     @cute.jit
     def begin(self, g, t) -> Mine:
         lane, warp = tk.lane_id(), tk.warp_id() % 4
         mine = Mine(*[cute.make_rmem_tensor((n,), kind)
-                      for n, kind in ((1, Float32), (OF_LANE, Float32), (8, Int32), (2, Float32))])
+                      for n, kind in ((1, Float32), (OF_LANE, Float32), (8, Int32), (1, Int32), (2, Float32))])
         mine.factor[0] = -exp2(g.A_log[t.head] * tk.LOG2E) * tk.LOG2E
         for e in cutlass.range_constexpr(OF_LANE):
             mine.bias[e] = g.bias[t.head * COLUMNS + OF_LANE * lane + e] * mine.factor[0]
         for moved in cutlass.range_constexpr(8):
-            mine.at[moved] = (lane // 16 * CHUNK + warp * EDGE) * (ROW // 2) + ((lane % 16) ^ (2 * moved))
+            mine.at[moved] = (2 * warp + lane // 16) * (2 * UNIT) + ((lane % 16) ^ (2 * moved))
+        mine.apart[0] = (lane // 16 * (CHUNK // EDGE) + warp) * UNIT - (2 * warp + lane // 16) * (2 * UNIT)
         return mine
 
     @cute.jit
@@ -108,8 +114,8 @@ class Blocks:
         row = tk.lane_id() // 4
         owner, odd = 4 * row + row // 2, row % 2 == 1
         found = []
-        for tile in (s.q[team], s.k[team]):
-            (d,) = products((panels_of(tile),), ((0, 0),), COLUMNS, BFloat16)
+        for rows in (self.units.rows(s.units, team, QUERIES), panels_of(s.k[team])):
+            (d,) = products((rows,), ((0, 0),), COLUMNS, BFloat16)
             found.append([cute.arch.shuffle_sync(cutlass.select_(odd, d[2 * r + 1, 0, r], d[2 * r, 0, r]), owner)
                           for r in range(2)])
         over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]
@@ -118,7 +124,7 @@ class Blocks:
     @cute.jit
     def put_factors(self, s, rows: Constexpr, beta: Constexpr, team):
         """What the state multiplies values, what it gives and outputs by (see `Units`)."""
-        queries, of_values, of_state = s.units.queries, s.delta.erase, s.delta.beta
+        queries, of_values, of_state = s.lengths.queries, s.delta.erase, s.delta.beta
         if tk.lane_id() % 4 == 0:
             for r in cutlass.range_constexpr(2):
                 i, b = tk.first_row() + 8 * r, rows.keys[r]
@@ -132,7 +138,8 @@ class Blocks:
     def put_rows(self, g, s, of, mine: Mine):
         """Tokens 8 .. 15 from the middle on, then 7 .. 0 from the middle back."""
         chunk, team = of
-        q, k, x = (words(tile[team]) for tile in (s.q, s.k, s.started))
+        of_units, k = words(s.units[self.units.at(team, 0, 0, 0)]), (words(s.k[team]), mine.apart[0])
+        x, q = (of_units, KEYS * UNIT), (of_units, QUERIES * UNIT)
         some = [list(range(n, n + TOGETHER)) for n in (8, 12, 4, 0)]
         left = g.tokens - chunk * CHUNK - tk.warp_id() % 4 * EDGE
         ahead, carry = take(x, mine, some[0]), None
@@ -188,7 +195,7 @@ class Blocks:
 
     def put_scores(self, s, lengths, beta, team):
         """P and the inverse, of 16 x 16, on the diagonals of their tiles."""
-        rows = [panels_of(tile[team]) for tile in (s.started, s.q, s.k)]
+        rows = *(self.units.rows(s.units, team, which) for which in (KEYS, QUERIES)), panels_of(s.k[team])
         lower, p = products(rows, ((0, 2), (1, 2)), COLUMNS, BFloat16)
         keep(p, True, lengths.queries)
         keep(lower, False, [b * b * x for b, x in zip(lengths.keys, beta)])
@@ -197,13 +204,13 @@ class Blocks:
         put_two(s.delta.inverse[team], lower, BFloat16)
 
 
-def two_at(rows: cute.Tensor, mine: Mine, i):
-    """A lane's words of a block's token i, two side by side."""
-    pairs = cute.make_tensor(rows.iterator, cute.make_layout((2, cute.size(rows) // 2)))
-    return pairs[None, mine.at[i % 8] + i * (ROW // 2)]
+def two_at(rows, mine: Mine, i):
+    """A lane's words of a block's token i, two side by side. rows: words, and how far from `Mine.at` they are."""
+    pairs = cute.make_tensor(rows[0].iterator, cute.make_layout((2, CHUNK * COLUMNS)))
+    return pairs[None, mine.at[i % 8] + (rows[1] + i * (ROW // 2))]
 
 
-def take(rows: cute.Tensor, mine: Mine, tokens):
+def take(rows, mine: Mine, tokens):
     """[two words of each token]."""
     found = [cute.make_rmem_tensor((2,), Int32) for _ in tokens]
     for to, i in zip(found, tokens):
@@ -211,7 +218,7 @@ def take(rows: cute.Tensor, mine: Mine, tokens):
     return found
 
 
-def put(rows: cute.Tensor, mine: Mine, i, x, f):
+def put(rows, mine: Mine, i, x, f):
     """A token's numbers times f, rounded."""
     two = cute.make_rmem_tensor((2,), Int32)
     for n in range(2):

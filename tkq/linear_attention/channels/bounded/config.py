@@ -14,13 +14,11 @@ TEAMS = 2  # warpgroups of the scores, each of which has a stage
 @dataclass(frozen=True)
 class BoundedConfig:
     """groups: warpgroups of a block that hold 64 rows of the state's V each. registers: of a thread of the scores'
-    warpgroups, and of the state's. piece: columns of the state that are multiplied while others are waited for.
-    ahead: is a chunk brought to L2 while the state has its stage?"""
+    warpgroups, and of the state's. piece: columns of the state that are multiplied while others are waited for."""
 
     groups: int = 2
-    registers: tuple = (104, 152)
+    registers: tuple = (112, 144)
     piece: int = 32
-    ahead: bool = False
 
 
 def plan(spec: ChannelSpec) -> BoundedConfig:

@@ -1,24 +1,25 @@
 """Kimi's delta rule (KDA: Kimi Linear, 2025) as its layer calls it, without gradients: q and k of any length, gates as
 a projection gives them, decays with a lower bound that `Whole` holds for in each block of 16 tokens."""
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
+from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.channels.bounded.blocks import Blocks
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS, BoundedConfig
-from tkq.linear_attention.channels.columns import Columns
+from tkq.linear_attention.channels.bounded.state import BoundedState
 from tkq.linear_attention.channels.parts import Task, chunks
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.state import ChannelState
-from tkq.linear_attention.channels.units import Units, UnitShared
-from tkq.linear_attention.channels.whole import STEPS, Whole, WholeShared
+from tkq.linear_attention.channels.units import UnitShared
+from tkq.linear_attention.channels.whole import STEPS, WholeShared
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.engine.delta import Delta, DeltaShared
+from tkq.linear_attention.engine.delta import DeltaShared
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -66,16 +67,15 @@ class Globals:
 
 @dataclass(frozen=True)
 class Shared:
-    q: tk.SharedTile
     k: tk.SharedTile
-    started: tk.SharedTile  # what gates are made of, then keys with what decays from a block's middle
-    v: tuple  # of each warpgroup of the state
+    units: tk.SharedTile  # what gates are made of, then keys with what decays from a block's middle; queries
+    v: tk.SharedTile  # of each stage those of the state's warpgroups
     o: tk.SharedTile
     p: tk.SharedTile
     whole: WholeShared
     firsts: cute.Tensor  # of each team, for each block and column: what its first half decays by
     delta: DeltaShared
-    units: UnitShared
+    lengths: UnitShared
     tokens: tk.Pipe
     scores: tk.Pipe
 
@@ -92,7 +92,7 @@ class BoundedAttention:
 
       team 0 (a warpgroup)     Q K V X of chunk 0: decays, rows, P, inverse | of chunk 2 | ..
       team 1 (a warpgroup)     of chunk 1 | of chunk 3 | ..
-      state (2 warpgroups)     of each block O' = S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
+      state (2 warpgroups)     of each block S' K' and S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
 
       pipe      stages   full (arrivals)           empty (arrivals)
       tokens    2        bytes, by a team (1)      warps of the state (8)
@@ -103,11 +103,9 @@ class BoundedAttention:
         self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         self.dtype = element_type(spec.dtype)
         self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
-        columns = Columns(self.qk_tile)
-        self.delta = Delta(spec, self.v_tile, TEAM_BARRIER)
-        self.blocks = Blocks(spec, TEAM_BARRIER)
-        self.state = ChannelState(spec, (self.delta, Whole(spec, columns), Units(spec, columns)), self.sequences, False,
-                                  config.piece)
+        self.units = Units(COLUMNS, self.dtype)
+        self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
+        self.state = BoundedState(spec, self.sequences, self.units, config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -132,9 +130,9 @@ class BoundedAttention:
         of = Operands(q, *others)
         at, n = self.sequences, self.config.groups
         q, k, v, o, x = [at.rows(x) for x in of[:5]]
-        g = Globals(*[at.loads(y, self.qk_tile) for y in (q, k)], at.loads(v, self.v_tile), at.stores(o, self.v_tile),
-                    at.loads(x, self.qk_tile), *of[5:], scale, bound, Int32(q.shape[0]), o.shape[2] // k.shape[2],
-                    o.shape[2] // v.shape[2])
+        g = Globals(at.loads(q, self.units.type), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
+                    at.stores(o, self.v_tile), at.loads(x, self.units.type), *of[5:], scale, bound,
+                    Int32(q.shape[0]), o.shape[2] // k.shape[2], o.shape[2] // v.shape[2])
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
                               block=[tk.WARPGROUP * (TEAMS + n), 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -143,15 +141,14 @@ class BoundedAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         al, n = tk.SharedAllocator(), self.config.groups
-        q, k, started = (al.tile(self.qk_tile, TEAMS) for _ in range(3))
-        v = tuple(al.tile(self.v_tile, TEAMS) for _ in range(n))
-        o, p, inverse = (al.tile(self.v_tile, count) for count in (n, TEAMS, TEAMS))
-        s = Shared(q, k, started, v, o, p, WholeShared(None, al.vector(STEPS * COLUMNS, TEAMS)),
+        k, units = al.tile(self.qk_tile, TEAMS), self.units.ring(al, TEAMS)
+        v, o, p, inverse = (al.tile(self.v_tile, count) for count in (n * TEAMS, n, TEAMS, TEAMS))
+        s = Shared(k, units, v, o, p, WholeShared(None, al.vector(STEPS * COLUMNS, TEAMS)),
                    al.vector((STEPS - 1) * COLUMNS, TEAMS),
                    DeltaShared(inverse, self.blocks.inverse.room(al, TEAMS),
                                *(al.vector(CHUNK, TEAMS) for _ in range(2))),
                    UnitShared(al.vector(CHUNK, TEAMS), None),
-                   al.pipe(TEAMS, 3 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
+                   al.pipe(TEAMS, self.qk_tile.bytes + self.units.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(TEAMS, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
@@ -177,9 +174,6 @@ class BoundedAttention:
             s.scores.acquire_empty(ring)
             self.blocks.make(g, s, t, (chunk, team), mine)
             s.scores.commit(ring)
-            if const_expr(self.config.ahead):
-                if tk.warp_id() % 4 == 0:
-                    self.load_ahead(g, s, t, chunk + TEAMS, ring)
             for _ in cutlass.range_constexpr(TEAMS):
                 ring.advance()
 
@@ -190,14 +184,12 @@ class BoundedAttention:
         for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
             tk.load_async(tile, x, at, sem)
 
-    @cute.jit
-    def load_ahead(self, g, s, t, chunk, ring):
-        """They are on their way to L2, by a warp."""
-        for tile, x, at in self.tokens_of(g, s, t, chunk, ring.stage):
-            tk.load_ahead(tile, x, at)
-
     def tokens_of(self, g, s, t, chunk, stage):
         """(a shared tile, the tensor, coordinates) of all that is loaded of a chunk."""
-        return [(s.started[stage], g.x, (t.batch, t.head, chunk, 0)), (s.k[stage], g.k, (t.batch, t.head_k, chunk, 0)),
-                (s.q[stage], g.q, (t.batch, t.head_k, chunk, 0)),
-                *((v[stage], g.v, (t.batch, t.head_v, chunk, t.part + wg)) for wg, v in enumerate(s.v))]
+        found = [(s.k[stage], g.k, (t.batch, t.head_k, chunk, 0))]
+        for block, panel in itertools.product(range(BLOCKS), range(self.units.panels)):
+            for which, x, head in ((KEYS, g.x, t.head), (QUERIES, g.q, t.head_k)):
+                found.append((s.units[self.units.at(stage, block, panel, which)], x,
+                              (t.batch, head, BLOCKS * chunk + block, panel)))
+        return found + [(s.v[stage * self.config.groups + wg], g.v, (t.batch, t.head_v, chunk, t.part + wg))
+                        for wg in range(self.config.groups)]
