@@ -73,6 +73,10 @@ MUTANTS = (
          "return cutlass.Int64(slot) * g.partial.shape[1] + cute.arch.block_idx()[1] * rows, rows",
          "return cutlass.Int64(slot) * g.partial.shape[1], rows", SHARED)),
     *family(
+        "mla", "tkq/attention/decode/planner.py",
+        ("longest_lengths_overflow", "return first, (cutlass.max(length, 0) - 1) // key_block + 1",
+         "return first, (cutlass.max(length, 0) + key_block - 1) // key_block", DIVIDED)),
+    *family(
         "mla", "tkq/attention/decode/balancer.py",
         ("short_ends_are_cut_off", "cut = one.spill & (used + LEAST_ROOM <= one.size)", "cut = one.spill", DIVIDED),
         ("sequences_begin_at_once", "used = at[USED] + cutlass.select_(at[USED] > 0, begin, Int32(0))",
