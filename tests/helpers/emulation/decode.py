@@ -43,8 +43,8 @@ class ListerOnCpu(lister.Lister):
 
 
 class BalancerOnCpu(balancer.Balancer):
-    """plan: what the kernel writes of sequences, whose lengths are there, and of parts; its size and what all come to as
-    the first two words. blocks: of each sequence, to be written."""
+    """plan: what the kernel writes of sequences, whose lengths are there, and of parts; its size and what all come to
+    as the first two words. blocks: of each sequence, to be written."""
 
     def fake_arguments(self):
         ints = lambda: fake.tensor("int32", (fake.sym(),), align=4)
