@@ -61,19 +61,20 @@ def test_what_is_chosen_costs_least():
 
 @pytest.mark.parametrize("parts", [7, 66, 132])
 def test_the_kernel_divides_alike(monkeypatch, parts):
-    """Also blocks of lengths at the end of what is counted."""
+    """Also lengths at the end of what is counted, of no keys and that cannot be."""
     run, generator = finish.function(BalancerOnCpu(), monkeypatch), random.Random(parts)
     cases = [[64] * (8 * parts), [64] * 16, [1], [5] * 50, [1 << 20], [(1 << 20) - 1], [3, 1 << 24, 9]]
+    ends = [[(1 << 31) - 1, 7], [(1 << 31) - 65, 5], [(1 << 31) - 1] * 2, [0, -3, 1, -(1 << 31), 64, 65]]
     cases += [[generator.randrange(1, most) for _ in range(generator.randrange(1, 8 * min(parts, 16)))]
               for most in (2, 30, 200, 1 << 14) for _ in range(3)]
-    for blocks in cases:
+    for given in ends + [[n * 64 - generator.randrange(64) for n in blocks] for blocks in cases]:
         of = Planned(generator.choice((16, 128)), 1, 64, latent=True, together=2)
-        lengths = torch.tensor([n * 64 - generator.randrange(64) for n in blocks], dtype=torch.int32)
-        want, made = reference.plan_decode(lengths, None, of, parts), torch.zeros(of.words(len(blocks))).int()
-        made[words.LENGTHS:][:len(blocks)] = lengths
-        run(torch.tensor(blocks, dtype=torch.int32)[:, None], made, of.sizes(len(blocks), parts))
+        n, lengths = len(given), torch.tensor(given, dtype=torch.int32)
+        want, made = reference.plan_decode(lengths, None, of, parts), torch.zeros(of.words(n), dtype=torch.int32)
+        made[words.LENGTHS:][:n] = lengths
+        run(torch.zeros(n, 1, dtype=torch.int32), made, of.sizes(n, parts))
         assert made[:2].tolist() == want[[words.PART, words.TOTAL]].tolist()
-        behind = words.prefix(len(blocks)) + len(blocks)
+        behind = words.prefix(n) + n
         assert torch.equal(made[words.STARTS:behind], want[words.STARTS:behind])
 
 

@@ -54,16 +54,13 @@ def test_tiles_that_tma_loads():
              for page in (1, 32, 64, 96, 192) for heads in (16, 128, 192)}
     assert all(found[page, heads] == 0 for page in (1, 32, 96) for heads in (16, 128, 192))
     assert all(found[page, 16] == 1 == found[page, 192] and found[page, 128] == 2 for page in (64, 192))
-    assert plan(MlaSpec("bf16"), 64, 2, 2).late_p and not plan(MlaSpec("bf16"), 64, 1, 1).late_p
     assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
 
 
-def test_blocks_that_widen_rows_for_each_other():
-    """Where each has a tile of queries, and their number is even."""
-    found = {heads: plan(MlaSpec("bf16", sparse=True, float8=True), 64, row_tiles(1, heads),
-                         tiles_together(576, 1, heads)) for heads in (16, 64, 65, 128, 192)}
-    assert [heads for heads, config in found.items() if config.pair] == [65, 128]
-    assert all(config.cluster == 1 + config.pair and not config.multicast for config in found.values())
+def test_float8_rows_are_of_each_block_alone():
+    for heads in (16, 128):
+        found = plan(MlaSpec("bf16", float8=True), 64, row_tiles(1, heads), tiles_together(576, 1, heads))
+        assert found.deep == 2 and found.cluster == 1 and not found.multicast
 
 
 def _shared(lengths, of, plan, parts, fixed):

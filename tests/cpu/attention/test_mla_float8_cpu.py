@@ -14,44 +14,35 @@ def _at(address):
     return SimpleNamespace(iterator=SimpleNamespace(toint=lambda: address))
 
 
-def _widened(half, ranks=(0,), pair=False):
-    """{(block, shared address of 16 bytes): the words and scales that they are made of}, of all lanes of the blocks."""
+def _widened(half):
+    """{shared address of 16 bytes: the words and scales that they are made of}, of all lanes."""
     source, found = inspect.getsource(float8.widen_half), {}
-    source = source[source.index("def widen_half"):].replace(": cutlass.Constexpr[int]", "").replace(
-        ": cutlass.Constexpr", "")
+    source = source[source.index("def widen_half"):].replace(": cutlass.Constexpr[int]", "")
     smem, tile = SimpleNamespace(raw=_at(RAW), scales=_at(SCALES)), SimpleNamespace(
         staged=_at(0), type=SimpleNamespace(bytes=STAGE_BYTES))
-    for thread, rank in itertools.product(range(128), ranks):
-        def put(block, at, words):
-            found.setdefault((block, at), []).append(words)
-
+    for thread in range(128):
         names = dict(
-            vars(float8), Int32=int, const_expr=bool, cutlass=SimpleNamespace(range_constexpr=range),
+            vars(float8), Int32=int, cutlass=SimpleNamespace(range_constexpr=range),
             lane_now=lambda: thread % 32, tk=SimpleNamespace(warp_id=lambda: thread // 32),  # noqa: B023  (called at once)
             load16=lambda at, offset: [at + offset + 4 * i for i in range(4)], load_f32=lambda at, offset: at + offset,
             scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)],
-            store16=lambda at, words, offset: put(rank, at + offset, words),  # noqa: B023
-            in_block=lambda at, block: at + (block << 24),
-            send16=lambda at, words, full, offset: put(at >> 24, (at & 0xFFFFFF) + offset, words))
+            store16=lambda at, words, offset: found.setdefault(at + offset, []).append(words))
         exec(source, names)
-        peer = float8.Peer(1 - rank, SimpleNamespace(ptr=SimpleNamespace(toint=lambda: 8))) if pair else None
-        names["widen_half"](smem, half, (tile, 1), 8 * rank, peer)
+        names["widen_half"](smem, half, tile, 1)
     return found
 
 
-@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("half", [0, 1])
-def test_each_eight_columns_have_their_place(half, pair):
-    """As TMA would swizzle a tile of bf16, each written once, by its group's scale; also in both blocks of a pair."""
-    blocks = (0, 1) if pair else (0,)
-    found = _widened(half, blocks, pair)
-    assert len(found) == 64 * 32 * len(blocks)
-    for block, row, chunk in itertools.product(blocks, range(64), range(32)):
+def test_each_eight_columns_have_their_place(half):
+    """As TMA would swizzle a tile of bf16, each written once, by its group's scale."""
+    found = _widened(half)
+    assert len(found) == 64 * 32
+    for row, chunk in itertools.product(range(64), range(32)):
         raw = RAW + half * 64 * 256 + float8.raw_chunk(row, chunk // 2) + chunk % 2 * 8
         scale = SCALES + half * 1024 + row * 16 + half * 8
         place = STAGE_BYTES + chunk // 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16
         wanted = [(raw + 4 * word, scale + chunk // 16 * 4, i) for word in range(2) for i in range(2)]
-        assert found[block, place] == [wanted]
+        assert found[place] == [wanted]
 
 
 def test_rows_beside_each_other_lie_in_other_banks():

@@ -60,14 +60,13 @@ def test_lists(rows, heads, topk, lengths):
         mla_sparse.compare(queries(8, rows, heads, 576), lists)
 
 
-@pytest.mark.parametrize("heads", [16, 128])
-def test_lists_that_lie_give_nan(heads):
+def test_lists_that_lie_give_nan():
     """Of their own query alone."""
-    q, lists = queries(2, 1, heads, 576), mla_sparse.make(2, 1, 300, 64, None)
+    q, lists = queries(2, 1, 16, 576), mla_sparse.make(2, 1, 300, 64, None)
     indices = lists.indices.clone()
     indices[1, 0, 200] = lists.cache.shape[0] * 64
     lengths = torch.full((2,), 300, device="cuda", dtype=torch.int32)
-    plan = tkq.plan_decode(lengths, heads, 1, 576, head_dim_v=512)
+    plan = tkq.plan_decode(lengths, 16, 1, 576, head_dim_v=512)
     cache = float8(lists.cache)
     whole, _ = mla_sparse.call(q, lists._replace(cache=cache))
     with poisoned():
@@ -78,8 +77,7 @@ def test_lists_that_lie_give_nan(heads):
         tkq.check_plan(plan)
 
 
-@pytest.mark.parametrize("heads", [3, 70])
-def test_every_number_of_e4m3(heads):
+def test_every_number_of_e4m3():
     """Each of the 254 codes that are numbers in each column's place, of one key: its value is it, times its scale, in
     bf16."""
     cache = packed(torch.zeros(4, 64, 576, device="cuda"))
@@ -87,6 +85,6 @@ def test_every_number_of_e4m3(heads):
     cache[..., :512] = codes.masked_fill(codes % 128 == 127, 0).to(torch.uint8)  # without NaN
     cache[..., 512:528] = torch.tensor([1.5, 0.25, 1e-3, 3e4], device="cuda").view(torch.uint8)
     rows = torch.arange(256, device="cuda", dtype=torch.int32).view(256, 1, 1)
-    q = torch.zeros(256, 1, heads, 576, device="cuda", dtype=torch.bfloat16)
+    q = torch.zeros(256, 1, 3, 576, device="cuda", dtype=torch.bfloat16)
     o = tkq.mla_decode(q, cache, softmax_scale=1.0, indices=rows)
-    assert torch.equal(o, unpacked(cache).view(256, 1, 1, 576)[..., :512].bfloat16().expand(256, 1, heads, 512))
+    assert torch.equal(o, unpacked(cache).view(256, 1, 1, 576)[..., :512].bfloat16().expand(256, 1, 3, 512))

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 from tests.helpers.emulation import finish
-from tkq.attention.decode import append, balancer, lister, merge, planner, tree, walk
+from tkq.attention.decode import append, balancer, lister, merge, planner, tree, walk, words
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
@@ -43,8 +43,8 @@ class ListerOnCpu(lister.Lister):
 
 
 class BalancerOnCpu(balancer.Balancer):
-    """plan: what the kernel writes of sequences of ``blocks``, whose lengths are there, and of parts; its size and what
-    all come to as the first two words."""
+    """plan: what the kernel writes of sequences, whose lengths are there, and of parts; its size and what all come to
+    as the first two words. blocks: of each sequence, to be written."""
 
     def fake_arguments(self):
         ints = lambda: fake.tensor("int32", (fake.sym(),), align=4)
@@ -54,6 +54,8 @@ class BalancerOnCpu(balancer.Balancer):
     def __call__(self, blocks: cute.Tensor, plan: cute.Tensor, sizes: planner.Sizes):
         batch, total, longest = Int32(blocks.shape[0]), Int32(0), Int32(0)
         for b in cutlass.range(batch):
+            length = self.planner.length(plan[words.LENGTHS + b], sizes)
+            plan[words.LENGTHS + b], blocks[b, 0] = length, self.planner.blocks(length, sizes)
             total, longest = total + blocks[b, 0], cutlass.max(longest, blocks[b, 0])
         least, size, spill = Int32(balancer.NEVER), Int32(0), Int32(0)
         for thread in cutlass.range(self.THREADS):

@@ -141,4 +141,5 @@ class Planner:
 def blocks_of(length, queries, left, key_block):
     """(first, end): the blocks of keys that the queries of a sequence see. Run-time ints."""
     first = cutlass.select_(left < 0, Int32(0), cutlass.max(length - queries - left, 0) // key_block)
-    return first, (cutlass.max(length, 0) + key_block - 1) // key_block
+    # length + key_block may be more than 31 bits hold; of no keys -1 // key_block is -1.
+    return first, (cutlass.max(length, 0) - 1) // key_block + 1

@@ -6,22 +6,18 @@ from dataclasses import dataclass
 class MlaConfig:
     """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values. deep:
     tiles of the left half, of which the scores are ahead. multicast: blocks of a cluster, for which TMA loads each
-    tile; 0: cp.async does, from pages of any size. pair: two blocks of a cluster widen half of the float8 rows each,
-    for both. late_p: P is handed over once the tensor cores have the next block's first products. pdl: the launch lies
-    under the end of the kernel before."""
+    tile; 0: cp.async does, from pages of any size. pdl: the launch lies under the end of the kernel before."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
     deep: int = 3
     multicast: int = 0
-    pair: bool = False
-    late_p: bool = False
     pdl: bool = True
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return 2 if self.pair else max(self.multicast, 1)
+        return max(self.multicast, 1)
 
     @property
     def rows_per_warp(self) -> int:

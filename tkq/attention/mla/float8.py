@@ -1,9 +1,7 @@
 """Rows of 656 bytes: 512 columns of e4m3, a float32 scale for each 128 of them, and 64 rotated columns of bf16."""
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
@@ -17,65 +15,29 @@ HALF_BYTES, SCALE_BYTES = 256, 16  # half of the columns; the scales
 SCALES, ROTATED = 512, 528  # where they begin
 
 
-class Peer(NamedTuple):
-    """The other block of a cluster that has the same keys: its number, and the semaphore that counts what it gets."""
-
-    block: Int32
-    full: tk.Semaphore
-
-
 def raw_chunk(row, chunk):
     """Where the 16 bytes ``chunk`` of a row of half of the columns lie: rows beside each other in other banks."""
     return row * HALF_BYTES + (chunk ^ (row % 2 * 4)) * 16
 
 
 @cute.jit
-def widen_half(smem, half: cutlass.Constexpr[int], to, first, peer: cutlass.Constexpr = None):
+def widen_half(smem, half: cutlass.Constexpr[int], tile, stage):
     """Half of the latent columns of the warp's rows, times their scales, to a tile of bf16. Two rows at a time, 16
-    columns to a lane: eight lanes have 64 columns of both, so that no two of them meet in a bank.
-
-    to: (the tile, its stage). first: of the warp's rows; with a peer half of them, that are written to its tile as
-    well."""
-    (tile, stage), lane, warp = to, lane_now(), tk.warp_id() % 4
+    columns to a lane: eight lanes have 64 columns of both, so that no two of them meet in a bank."""
+    lane, warp = lane_now(), tk.warp_id() % 4
     upper, part, panel = lane // 4 % 2, lane % 4, lane // 8
     raw = Int32(smem.raw.iterator.toint()) + (half * 4 + warp) * (WARP_ROWS * HALF_BYTES) + (
-        first * HALF_BYTES + raw_chunk(upper, 4 * panel + part))
+        raw_chunk(upper, 4 * panel + part))
     scales = Int32(smem.scales.iterator.toint()) + (half * 4 + warp) * (WARP_ROWS * SCALE_BYTES) + (
-        (first + upper) * SCALE_BYTES + half * 8 + panel // 2 * 4)
-    own = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + panel * (ROWS * PANEL) + (
-        warp * WARP_ROWS + first + upper) * PANEL + (2 * part ^ upper) * 16
-    if const_expr(peer is not None):
-        theirs, full = in_block(own, peer.block), in_block(Int32(peer.full.ptr.toint()), peer.block)
-    load = lambda step: (load16(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES))
-    steps, behind = WARP_ROWS // (2 if peer is None else 4), load(0)
-    for step in cutlass.range_constexpr(steps):
-        words, scale = behind
-        if const_expr(peer is not None and step + 1 < steps):  # a step ahead, for which a pair leaves registers
-            behind = load(step + 1)
+        upper * SCALE_BYTES + half * 8 + panel // 2 * 4)
+    to = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + panel * (ROWS * PANEL) + (
+        warp * WARP_ROWS + upper) * PANEL + (2 * part ^ upper) * 16
+    for step in cutlass.range_constexpr(WARP_ROWS // 2):
+        words, scale = load16(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES)
         for i in cutlass.range_constexpr(2):
             wide = scaled4(words[2 * i], scale) + scaled4(words[2 * i + 1], scale)
             place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
-            store16(own ^ place, wide, step * 2 * PANEL)
-            if const_expr(peer is not None):
-                send16(theirs ^ place, wide, full, step * 2 * PANEL)
-        if const_expr(peer is None and step + 1 < steps):
-            behind = load(step + 1)
-
-
-@dsl_user_op
-def in_block(address, block, *, loc=None, ip=None):
-    """Of a shared address: what it is in another block of the cluster."""
-    return Int32(ptx([Int32(address), Int32(block)], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", loc, ip,
-                     T.i32(), pure=True))
-
-
-@dsl_user_op
-def send16(dst, words, full, offset, *, loc=None, ip=None):
-    """Four words to another block's address and ``offset`` bytes, a number known when compiled, counted in bytes by
-    its semaphore ``full``."""
-    ptx([Int32(dst), *(Int32(w) for w in words), Int32(full)],
-        f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0+{offset}], {{$1, $2, $3, $4}}, [$5];",
-        "r,r,r,r,r,r", loc, ip)
+            store16(to ^ place, wide, step * 2 * PANEL)
 
 
 @dsl_user_op

@@ -2,7 +2,7 @@
 of 16 bits."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.decode import words
@@ -10,7 +10,7 @@ from tkq.attention.decode.copies import copy16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, PANEL, WARP_ROWS, row_of
-from tkq.attention.mla.float8 import HALF_BYTES, ROTATED, SCALE_BYTES, SCALES, Peer, raw_chunk, widen_half
+from tkq.attention.mla.float8 import HALF_BYTES, ROTATED, SCALE_BYTES, SCALES, raw_chunk, widen_half
 from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.producer import announce, note
 from tkq.attention.mla.tiles import own
@@ -19,15 +19,11 @@ from tkq.attention.mla.tiles import own
 class Float8Producer:
     """As `mla.producer`, in two steps. A warp copies the halves of its rows, each with the scales, to memory of its
     own, a block ahead; it widens one half while the other, and then the next block's, is on its way. The rotated
-    columns go straight into their tile. All three rings have two stages, and so one place.
-
-    Where two blocks of a cluster have tiles of queries of the same keys, each copies and widens half of every warp's
-    rows, and stores them in both (st.async). A stage is full with four arrivals of the block's own warps, and all bytes
-    that each of them expects of the other block's; it is free when the consumers of both have released it."""
+    columns go straight into their tile. All three rings have two stages, and so one place."""
 
     def __init__(self, spec, config):
         self.pages = (Indices if spec.sparse else Pages)(spec, config)
-        self.keys, self.walk, self.pair = Pages(spec, config), Walk(spec), config.pair
+        self.keys, self.walk = Pages(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -89,31 +85,27 @@ class Float8Producer:
         if tk.lane_id() == 0:
             rows[tk.warp_id() % 4, stage] = there
 
-    def first(self):
-        """Of the warp's rows, that it copies and widens."""
-        return tk.cluster_rank() * (WARP_ROWS // 2) if self.pair else Int32(0)
-
-    def rows(self, address, first=0, groups=GROUPS):
+    def rows(self, address):
         """(row of the warp's, its address) of each group of rows that this lane copies, from the lanes that looked them
         up."""
         mask = Int64(0xFFFFFFFF)
         low, high = Int32(address & mask), Int32(address >> Int64(32))
-        for group in range(groups):
-            row = first + row_of(group)
+        for group in range(GROUPS):
+            row = row_of(group)
             yield row, (Int64(cute.arch.shuffle_sync(high, row)) << Int64(32)) | (
                 Int64(cute.arch.shuffle_sync(low, row)) & mask)
 
     @cute.jit
     def fetch(self, smem, half: cutlass.Constexpr[int], address):
         """A half of the warp's rows, with all scales, as they are; one group of copies."""
-        chunk, warp, first = tk.lane_id() % 8, tk.warp_id() % 4, self.first()
+        chunk, warp = tk.lane_id() % 8, tk.warp_id() % 4
         base = smem.raw.iterator.toint() + (half * 4 + warp) * (WARP_ROWS * HALF_BYTES)
-        for row, at in self.rows(address, first, GROUPS // 2 if self.pair else GROUPS):
+        for row, at in self.rows(address):
             size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))
             for part in range(2):
                 copy16(Int32(base) + raw_chunk(row, chunk) + 128 * part,
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size)
-        if (tk.lane_id() >= first) & (tk.lane_id() < first + (WARP_ROWS // 2 if self.pair else WARP_ROWS)):
+        if tk.lane_id() < WARP_ROWS:
             to = smem.scales.iterator.toint() + (half * 4 + warp) * (WARP_ROWS * SCALE_BYTES)
             copy16(Int32(to) + tk.lane_id() * SCALE_BYTES, address + SCALES,
                    cutlass.select_(address != Int64(0), Int32(16), Int32(0)))
@@ -132,11 +124,7 @@ class Float8Producer:
         """The half has landed: all but the youngest group of copies, which is the other half's."""
         cute.arch.cp_async_wait_group(1)
         cute.arch.sync_warp()
-        peer = Peer(1 - tk.cluster_rank(), pipe.full[ring.stage]) if self.pair else None
-        widen_half(smem, half, (tile, ring.stage), self.first(), peer)
+        widen_half(smem, half, tile, ring.stage)
         tk.publish()
         cute.arch.sync_warp()
-        if const_expr(self.pair):
-            tk.expect_bytes(pipe.full[ring.stage], WARP_ROWS // 2 * HALF_BYTES * 2)
-        else:
-            pipe.commit(ring)
+        pipe.commit(ring)

@@ -35,10 +35,9 @@ class Mla:
 
     Pages of whole tiles of 64 come by TMA from one warp, and where all blocks beside each other have a tile of queries
     two of them form a cluster, of which each loads half of a tile's rows for both. Float8 rows are widened by the
-    producer warps, of such a cluster half by each block, see `mla.float8_producer`; all rings have two stages then.
+    producer warps, see `mla.float8_producer`; all rings have two stages then.
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
-    With 128 heads P(i) is handed over behind the first products of S(i + 1), which then wait for nothing.
 
       pipe     full (arrivals)                                       empty (arrivals)
       left     every producer thread's copies, and each warp (132)   warps of the left half (4)
@@ -110,8 +109,8 @@ class Mla:
     def shared(self, al: tk.SharedAllocator) -> Shared:
         keys, deep, float8 = self.config.keys, self.config.deep, self.spec.float8
         many = self.config.multicast
-        pipe = lambda stages, tile, copies=0, blocks=1: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
-            stages, 0, 4, blocks, producers=4, copies=copies)
+        pipe = lambda stages, tile, copies=tk.WARPGROUP: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
+            stages, 0, 4, producers=4, copies=copies)
         ring = lambda columns, stages, rows=keys: al.tile(tk.st(rows, columns, self.dtype), stages)
         left, right, rope, p = ring(HALF, deep), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
         q_rope, last, whole = ring(64, 1, ROWS), ring(HALF // 2, 1, ROWS), tk.st(ROWS, HALF, self.dtype)
@@ -119,12 +118,12 @@ class Mla:
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
         raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
         scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
-        wide = (0, self.config.cluster) if float8 else (tk.WARPGROUP, 1)
+        copies = 0 if float8 else tk.WARPGROUP
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
-                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, *wide), pipe(PAIR, right, *wide),
-                      pipe(PAIR, rope, tk.WARPGROUP), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12),
-                      al.semaphores(PAIR), raw, scales)
+                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
+                      pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
+                      raw, scales)
 
     @cute.kernel
     def kernel(self, g: Globals):

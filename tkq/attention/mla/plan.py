@@ -10,18 +10,12 @@ ROWS = 64  # of a page, or a multiple: tiles that TMA loads
 def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
     if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
-        return MlaConfig(deep=2, pair=pairs(tiles, together))
-    blocks = 0 if spec.sparse else multicast(page, tiles, together)
-    return MlaConfig(multicast=blocks, late_p=blocks == 2)  # of many heads, which products bound and not reading
-
-
-def pairs(tiles: int, together: int) -> bool:
-    """Do all blocks that read the same keys have a tile of queries, and is their number even?"""
-    return together % 2 == 0 and tiles % together == 0
+        return MlaConfig(deep=2)
+    return MlaConfig(multicast=0 if spec.sparse else multicast(page, tiles, together))
 
 
 def multicast(page: int, tiles: int, together: int) -> int:
     """Blocks that a tile is loaded for, with a tile of queries each; 0: not by TMA."""
     if page % ROWS:
         return 0
-    return 2 if pairs(tiles, together) else 1
+    return 2 if together % 2 == 0 and tiles % together == 0 else 1

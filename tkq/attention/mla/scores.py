@@ -30,8 +30,7 @@ class Scores:
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
-                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), p=smem.p_pipe.ring(),
-                     segment=smem.segment_pipe.ring())
+                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
 
     @cute.jit
     def run(self, g, smem):
@@ -60,9 +59,7 @@ class Scores:
         tk.publish()
         tk.sync(Q_IS_THERE, tk.WARPGROUP)
         for block in cutlass.range(s.first, s.end, unroll=1):
-            self.block(g, smem, regs, block, block > s.first)
-        if const_expr(self.config.late_p):
-            self.hand_over(smem, regs)
+            self.block(g, smem, regs, block)
         tk.quad_sum(regs.norm)
         self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
 
@@ -92,15 +89,11 @@ class Scores:
                         words[2 * j + r] = pairs[j]
 
     @cute.jit
-    def block(self, g, smem, regs, block, behind):
-        """behind: is there a block before, whose P may still have to be handed over?"""
+    def block(self, g, smem, regs, block):
         deep, pair = regs.deep.stage, regs.pair.stage
         smem.left_pipe.wait(regs.deep)
         see_tile(self.config)
         tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
-        if const_expr(self.config.late_p):
-            if behind:
-                self.hand_over(smem, regs)
         smem.rope_pipe.wait(regs.pair)
         smem.right_pipe.wait(regs.pair)
         see_tile(self.config)
@@ -114,16 +107,10 @@ class Scores:
         smem.p_pipe.acquire_empty(regs.pair)
         tk.store(smem.p[pair], regs.s)
         tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
-        if const_expr(not self.config.late_p):
-            self.hand_over(smem, regs)
+        tk.publish()
+        smem.p_pipe.commit(regs.pair)
         regs.deep.advance()
         regs.pair.advance()
-
-    def hand_over(self, smem, regs):
-        """P, with the factors of O's rows."""
-        tk.publish()
-        smem.p_pipe.commit(regs.p)
-        regs.p.advance()
 
     @cute.jit
     def softmax(self, g, smem, regs, block):

@@ -115,7 +115,7 @@ class Shared:
 @dataclass(frozen=True)
 class Scores:
     """Registers of the warpgroup that has the scores: see `decode.state.State`. deep: the place in the ring of left
-    halves; pair: in all others; p: of the P that is handed over next."""
+    halves; pair: in all others."""
 
     q_left: tk.RegTile
     q_right: tk.RegTile  # its first 128 columns
@@ -128,7 +128,6 @@ class Scores:
     end: Any
     deep: tk.Ring
     pair: tk.Ring
-    p: tk.Ring
     segment: tk.Ring
 
 
