@@ -10,8 +10,6 @@ LONGER = {
     "tests/cpu/bench/test_bench_harness.py": 594,
     "tests/cpu/losses/test_losses_cpu.py": 440,
     "tests/cpu/norms/test_norm_options_cpu.py": 494,
-    "tests/gpu/norms/test_norm_backward.py": 455,
-    "tests/gpu/norms/test_norm_options.py": 492,
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tkq
-from tests.gpu.norms.test_norm_options import backward, check_gradients, leaves_of
+from tests.gpu.norms.test_norm_option_gradients import backward, check_gradients, leaves_of
 from tests.helpers.norms.options import EPS, HARD, KINDS, harden, make, poison, torch_norm
 from tkq import runtime
 from tkq.norms import launch

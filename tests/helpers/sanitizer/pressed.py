@@ -256,7 +256,7 @@ def scan():
 
 
 def norm_backward(N=1024):
-    from tests.gpu.norms.test_norm_backward import check, make
+    from tests.helpers.norms.backward import check, make
 
     num_sms(4)
     given = make(600, N)
@@ -269,7 +269,7 @@ def norm_backward_warps():
 
 
 def norm_backward_cluster():
-    from tests.gpu.norms.test_norm_backward import check, make
+    from tests.helpers.norms.backward import check, make
 
     given = make(300, 131072)
     same_bits(lambda: [x for x in check("layernorm", *given) if x is not None], repeats=2)

@@ -39,8 +39,8 @@ def slopes_of(graph: Graph) -> Optional[tuple]:
 
 
 class Slope(NamedTuple):
-    """Of a head. columns: the bias of each of a thread's columns beyond that of a tile's first one, in registers. graph:
-    what is made of the head."""
+    """Of a head. columns: the bias of each of a thread's columns beyond a tile's first one's, in registers. graph: what
+    is made of the head."""
 
     columns: Any
     graph: Emitted
