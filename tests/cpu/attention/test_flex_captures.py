@@ -10,6 +10,7 @@ import torch
 
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex import attend
 from tkq.attention.flex.functions import replay
 from tkq.attention.flex.functions.record import record
 from tkq.attention.flex.functions.trace import ARGUMENTS, trace
@@ -204,3 +205,15 @@ def test_threads_trace_one_at_a_time():
 
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         list(threads.map(work, (10, 20, 30, 40)))
+
+
+def test_which_calls_take_no_look_up():
+    """What cannot be said of a function: such a call is traced each time."""
+    class Mask:
+        def mask_mod(self, b, h, q, kv):
+            return q >= kv
+
+    given_of = lambda score, mask: attend.given_of((), (), score, mask, None)[0]
+    assert given_of(None, Mask().mask_mod) is None
+    assert given_of(lambda score, b, h, q, kv: score, lambda b, h, q, kv: q >= kv) is not None
+    assert given_of(None, None) == (None, None)

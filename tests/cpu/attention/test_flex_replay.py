@@ -393,14 +393,3 @@ def test_what_is_wrong_is_refused_after_calls_that_are_known(launched, name, rec
         for _ in range(5):
             launched(call)
         assert said() == first
-
-
-def test_which_calls_take_no_look_up():
-    """What cannot be said of a function: such a call is traced each time."""
-    class Mask:
-        def mask_mod(self, b, h, q, kv):
-            return q >= kv
-
-    given_of = lambda score, mask: attend.given_of((), (), score, mask, None)[0]
-    assert given_of(None, Mask().mask_mod) is None and given_of(biased, causal) is not None
-    assert given_of(None, None) == (None, None)

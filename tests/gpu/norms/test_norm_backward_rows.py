@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import tkq
-from tests.gpu.norms.test_norm_backward import NAN, check, make, statistics
+from tests.helpers.norms.backward import NAN, check, make, statistics
 from tkq.norms.backward import plan
 from tkq.norms.backward.catalog import spec
 from tkq.norms.backward.ops import norm_backward

@@ -2,7 +2,7 @@
 """Gradients of norms whose tensors have types of their own, beside float64."""
 import pytest
 
-from tests.gpu.norms.test_norm_options import DTYPES, HARD, backward, check_gradients, leaves_of, poison
+from tests.gpu.norms.test_norm_option_gradients import DTYPES, HARD, backward, check_gradients, leaves_of, poison
 
 
 @pytest.mark.parametrize("kind, x, weight, bias, out", [

@@ -4,8 +4,6 @@ import torch
 
 import tkq
 from tests.helpers.norms.options import (  # noqa: F401  a fixture
-    DTYPES,
-    E4M3,
     EPS,
     HARD,
     KINDS,

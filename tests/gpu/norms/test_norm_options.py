@@ -13,7 +13,6 @@ from tests.helpers.norms.options import (  # noqa: F401  a fixture
     make,
     poison,
     torch_norm,
-    torch_norm_of_stored,
 )
 from tkq.norms import launch
 from tkq.norms.launch import Call
