@@ -2,7 +2,8 @@
 """Gradients of norms whose tensors have types of their own, beside float64."""
 import pytest
 
-from tests.gpu.norms.test_norm_option_gradients import DTYPES, HARD, backward, check_gradients, leaves_of, poison
+from tests.gpu.norms.test_norm_option_gradients import HARD, backward, check_gradients, leaves_of
+from tests.helpers.norms.options import DTYPES, poison
 
 
 @pytest.mark.parametrize("kind, x, weight, bias, out", [
