@@ -191,8 +191,9 @@ class Tables:
                 real, imag = held[2 * e, j - self.each], held[2 * e + 1, j - self.each]
                 held[2 * e, j] = held[2 * e, j] + imag * sign
                 held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
-        for i in cutlass.range_constexpr(4 * self.each * parts):
-            most = cutlass.max(most, magnitude(held[i]))
+        for j in cutlass.range_constexpr(self.each * parts):
+            for e in cutlass.range_constexpr(4):
+                most = cutlass.max(most, magnitude(held[e, j]))
         tk.sync_block()
         down, up = power(self.largest_of_block(most, largest), 0)
         for j in cutlass.range_constexpr(self.each * parts):
