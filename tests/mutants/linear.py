@@ -143,7 +143,8 @@ MUTANTS = (
         ("corrected_values_without_beta", "tk.apply_narrow(c.rest, lambda x, b: x * cutlass.select_(b >= LEAST, "
          "Float32(1.0), b), c.rest, c.beta)", "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
-        ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])", WIDE_DELTA)),
+        ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])",
+         WIDE_DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/ahead.py",
         ("numbers_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
