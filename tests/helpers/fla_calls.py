@@ -110,8 +110,8 @@ def call(name, given, positions=True):
     if not positions:
         return function(**given)
     places = [given.get(argument) for argument in SIGNATURES[name]]
-    flags = ("state_v_first", "reverse", "safe_gate", "disable_recompute", "return_intermediate_states", "use_graph",
-             "output_attentions")
+    flags = ("output_final_state", "state_v_first", "reverse", "safe_gate", "disable_recompute",
+             "return_intermediate_states", "use_graph", "output_attentions")
     places = [False if argument in flags and value is None else value
               for argument, value in zip(SIGNATURES[name], places)]
     return function(*places, **{argument: x for argument, x in given.items() if argument not in SIGNATURES[name]})
