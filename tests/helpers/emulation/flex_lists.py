@@ -9,7 +9,7 @@ from tkq.runtime.compile import fake
 
 
 class KeyTilesOnCpu:
-    """found (B, H, tiles of rows, n): of each task the tiles of its visit."""
+    """found (B, H, tiles of rows, n): of each task the tiles of its visit; the one that a task of none loads."""
 
     def __init__(self, full: bool, q_per: int, kv_per: int):
         self.full, self.q_per, self.kv_per = full, q_per, kv_per
@@ -29,5 +29,5 @@ class KeyTilesOnCpu:
                 for t in cutlass.range(found.shape[2]):
                     of = Int32(b), Int32(h), Int32(t)
                     counts = keys.counts(*of)
-                    for i in cutlass.range(counts.all):
+                    for i in cutlass.range(cutlass.max(counts.all, 1)):
                         found[b, h, t, i] = keys.at(*of, Int32(i), counts)

@@ -83,7 +83,7 @@ class KeyTiles:
                 if i >= counts.masked:
                     rest = counts.all - 1 - i
                     block = lists.full_indices[(*of, self.entry(rest, lists.full_indices))]
-            found = self.tile_of(block, rest)
+            found = self.tile_of(block, cutlass.max(rest, 0))  # of no tiles: else one before the first
         return found
 
     def entry(self, i, indices):
