@@ -28,6 +28,8 @@ MUTANTS = (
         ("parts_of_a_block_left_out", "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per + i % self.kv_per",
          "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per",
          SIZES),
+        ("tasks_of_no_block_before_the_first_key", "found = self.tile_of(block, cutlass.max(rest, 0))",
+         "found = self.tile_of(block, rest)", NO_BLOCK),
         ("full_blocks_by_the_other_list", "if i >= counts.masked:", "if i > counts.masked:", FULL)),
     *family(
         "flex", "tkq/attention/flex/softmax.py",
