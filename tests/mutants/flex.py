@@ -172,6 +172,9 @@ MUTANTS = (
          "of = t.batch_k, self.query_head(g, t, 0), t.block\n"
          "counts, starts = g.queries.counts(*of), g.queries.starts(*of)\nfirst = Int32(0)",
          _of(BACKWARD, "test_groups_and_lse")),
+        ("full_tiles_alone_where_none_is_masked", "rest = lambda i: self.listed(g, starts, i, counts.masked)",
+         "rest = lambda i: g.queries.from_start(starts, i, counts.masked, not self.full)",
+         _of(BACKWARD, "test_lists_without_a_function --slow")),
         ("the_tile_before_once_more", "tile = tile_at(cutlass.min(i + 1, end - 1))", "tile = tile_at(i)",
          _of(BACKWARD, "test_gallery"))),
     *family(
