@@ -28,6 +28,8 @@ MUTANTS = (
         ("parts_of_a_block_left_out", "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per + i % self.kv_per",
          "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per",
          SIZES),
+        ("tasks_of_no_block_before_the_first_key", "found = self.tile_of(block, cutlass.max(rest, 0))",
+         "found = self.tile_of(block, rest)", NO_BLOCK),
         ("full_blocks_by_the_other_list", "if i >= counts.masked:", "if i > counts.masked:", FULL)),
     *family(
         "flex", "tkq/attention/flex/softmax.py",
@@ -170,6 +172,9 @@ MUTANTS = (
          "of = t.batch_k, self.query_head(g, t, 0), t.block\n"
          "counts, starts = g.queries.counts(*of), g.queries.starts(*of)\nfirst = Int32(0)",
          _of(BACKWARD, "test_groups_and_lse")),
+        ("full_tiles_alone_where_none_is_masked", "rest = lambda i: self.listed(g, starts, i, counts.masked)",
+         "rest = lambda i: g.queries.from_start(starts, i, counts.masked, not self.full)",
+         _of(BACKWARD, "test_lists_without_a_function --slow")),
         ("the_tile_before_once_more", "tile = tile_at(cutlass.min(i + 1, end - 1))", "tile = tile_at(i)",
          _of(BACKWARD, "test_gallery"))),
     *family(

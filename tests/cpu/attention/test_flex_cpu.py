@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
 from tests.helpers.emulation.finish import function
-from tests.helpers.emulation.flex_lists import KeyTilesOnCpu
+from tests.helpers.emulation.flex_lists import KeyTilesOnCpu, VisitOnCpu
 from tkq.attention.flex import catalog
 from tkq.attention.flex.check import blocks_of, tensors_of
 from tkq.attention.flex.functions.trace import trace
@@ -29,12 +29,12 @@ def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
 @pytest.mark.parametrize("full, q_per, kv_per", [(True, 1, 1), (True, 2, 3), (False, 1, 2)])
 def test_tiles_of_lists(monkeypatch, full, q_per, kv_per):
     """Those with the mask, then the full ones, either from the last to the first; also of numbers of blocks, and
-    blocks, that lie."""
+    blocks, that lie. A task of none loads a tile that there is: no key lies before the first."""
     g, keys = torch.Generator().manual_seed(0), 17
     ints = lambda least, most, *shape: torch.randint(least, most, shape, generator=g, dtype=torch.int32)
     num, full_num = ints(-1, 6, 2, 3, 4), ints(-1, 4, 2, 3, 4)
     lists = num, ints(-3, 30, 2, 3, 4, 5), *((full_num, ints(-3, 30, 2, 3, 4, 3)) if full else (None, None))
-    found = torch.full((2, 3, 4 * q_per + 1, 30), -1, dtype=torch.int32)
+    found, none = torch.full((2, 3, 4 * q_per + 1, 30), -9, dtype=torch.int32), 0
     function(KeyTilesOnCpu(full, q_per, kv_per), monkeypatch)(found, lists, keys)
     for b, h, tile in itertools.product(*map(range, found.shape[:3])):
         row = b, h, min(tile // q_per, 3)
@@ -42,7 +42,28 @@ def test_tiles_of_lists(monkeypatch, full, q_per, kv_per):
                   *([lists[3][row][:max(full_num[row], 0)].flip(0)] if full else [])]
         blocks = torch.cat(blocks).clamp(0, -(-keys // kv_per) - 1)
         wanted = (blocks[:, None] * kv_per + torch.arange(kv_per).flip(0)).flatten()
-        assert found[b, h, tile].tolist() == wanted.tolist() + [-1] * (30 - len(wanted))
+        loaded = wanted.tolist()
+        if not loaded:
+            loaded, none = [found[b, h, tile, 0].item()], none + 1
+            assert 0 <= loaded[0] < keys + kv_per
+        assert found[b, h, tile].tolist() == loaded + [-9] * (30 - len(loaded))
+    assert none
+
+
+@pytest.mark.parametrize("mask", [None, gallery.causal])
+@pytest.mark.parametrize("full, per", [(True, 1), (True, 2), (False, 2)])
+def test_a_block_of_keys_is_told_what_is_loaded(monkeypatch, mask, full, per):
+    """Of which queries its tiles are: also where blocks are said to need a mask, and there is none."""
+    ints = lambda *numbers: torch.tensor(numbers, dtype=torch.int32)
+    lists = [ints(3), ints(4, 1, 6, 0), *((ints(2), ints(3, 5, 0)) if full else ())]
+    lists = [x.view(1, 1, 1, *x.shape[x.numel() == 1:]) for x in lists] + [None, None][2 * full:]
+    graphs = [None if f is None else trace(name, f).graph for name, f in (
+        ("score_mod", lambda score, b, h, q, kv: score + q), ("mask_mod", mask))]
+    found, told = torch.full((2, 12), -9, dtype=torch.int32), ints(0)
+    function(VisitOnCpu(*graphs, full, per), monkeypatch)(found, told, lists, 99)
+    blocks = torch.tensor([4, 1, 6, 3, 5][:5 if full else 3])
+    wanted = (blocks[:, None] * per + torch.arange(per)).flatten().tolist()
+    assert told.item() == len(wanted) and found[:, :len(wanted)].tolist() == [wanted, wanted]
 
 
 @pytest.mark.parametrize("name", ["causal", "standalone_sparse", "t5_bias", "relative_bias"])

@@ -119,12 +119,14 @@ def test_empty_rows():
 
 
 def test_rows_of_no_block():
-    """Nothing is listed for some rows, or for any: they see nothing, whatever the mask says."""
+    """Nothing is listed for some rows, or for any: they see nothing, whatever the mask says; also of blocks of several
+    tiles of keys."""
     q, k, v = make(512, 512)
-    for some in (1, 0):
+    for some, keys in ((1, 128), (0, 128), (1, 256)):
         num = torch.tensor([[[some, 0, some, 0]]], device="cuda", dtype=torch.int32)
-        indices = torch.zeros(1, 1, 4, 4, device="cuda", dtype=torch.int32)
-        mask = BlockMask.from_kv_blocks(num, indices, torch.zeros_like(num), indices, 128, gallery.causal, (512, 512))
+        indices = torch.zeros(1, 1, 4, 512 // keys, device="cuda", dtype=torch.int32)
+        mask = BlockMask.from_kv_blocks(num, indices, torch.zeros_like(num), indices, (128, keys), gallery.causal,
+                                        (512, 512))
         o, lse = (x.unflatten(2, (4, 128)) for x in tkq.flex_attention(q, k, v, None, mask, return_lse=True))
         nothing = [1, 3] if some else [0, 1, 2, 3]
         assert (o[:, :, nothing] == 0).all() and (lse[:, :, nothing] == -math.inf).all()

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 import tkq
 from tests.gpu.attention.test_flex_attention import BF16, FP16, B, H, make, mask_of
@@ -64,6 +65,18 @@ def test_lengths(Sq, Sk):
 
 def test_no_mask():
     check(*make(200, 330))
+
+
+@pytest.mark.slow
+def test_lists_without_a_function():
+    """Some blocks are said to need a mask, others to be full, and there is none: all of either are seen. Scores depend
+    on their places."""
+    S, blocks = 512, lambda b, h, q, kv: q // 128 >= kv // 128
+    of = mask_of(gallery.causal, S, S)
+    mask = BlockMask.from_kv_blocks(of.kv_num_blocks, of.kv_indices, of.full_kv_num_blocks, of.full_kv_indices, 128,
+                                    None, (S, S))
+    assert (mask.q_num_blocks == 1).all() and mask.full_q_num_blocks.max() == 3
+    check(*make(S, S), gallery.alibi(torch.full((H,), 0.05, device="cuda")), blocks, mask)
 
 
 @pytest.mark.parametrize("D, dtype", [(64, FP16), *(

@@ -14,6 +14,7 @@ from tkq.attention.forward.producer import Producer
 
 MANY = 8  # tasks of each block: a look at the lists is a small part of their time
 
+
 class FlexProducer:
     """Each tile of K takes along which one it is: consumers do not look it up in lists again."""
 

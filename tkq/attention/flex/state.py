@@ -83,7 +83,8 @@ class KeyTiles:
                 if i >= counts.masked:
                     rest = counts.all - 1 - i
                     block = lists.full_indices[(*of, self.entry(rest, lists.full_indices))]
-            found = self.tile_of(block, rest)
+            # of no tiles at all rest is -1, whose remainder would lead in front of the first one
+            found = self.tile_of(block, cutlass.max(rest, 0))
         return found
 
     def entry(self, i, indices):

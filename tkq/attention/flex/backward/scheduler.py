@@ -62,12 +62,13 @@ class FlexScheduler(TileScheduler):
         of = t.batch_k, self.query_head(g, t, h), t.block
         counts, starts = g.queries.counts(*of), g.queries.starts(*of)
         first = Int32(0)
+        # of both lists, where none is masked
+        rest = lambda i: self.listed(g, starts, i, counts.masked)
         if const_expr(self.masks):
-            first = counts.masked
-            self.steps(lambda i: g.queries.from_start(starts, i, first, True), Int32(0), first,
+            first, rest = counts.masked, lambda i: g.queries.from_start(starts, i, counts.masked, False)
+            self.steps(lambda i: g.queries.from_start(starts, i, counts.masked, True), Int32(0), first,
                        lambda tile: step(g, s, t, c, (of[1], tile), True), True)
-        self.steps(lambda i: g.queries.from_start(starts, i, counts.masked, not self.full), first, counts.all,
-                   lambda tile: step(g, s, t, c, (of[1], tile), False), self.places)
+        self.steps(rest, first, counts.all, lambda tile: step(g, s, t, c, (of[1], tile), False), self.places)
 
     @cute.jit
     def steps(self, tile_at: Constexpr, first, end, step: Constexpr, asks: Constexpr[bool]):
