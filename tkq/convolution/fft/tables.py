@@ -272,3 +272,10 @@ def power(largest, above: int):
 def power_of(exponent):
     """2 ** exponent, an int from -126 to 127; what is beyond counts as the nearer of the two."""
     return (cutlass.min(cutlass.max(exponent + 127, 1), 254) << EXPONENT).bitcast(Float32)
+
+
+def power_of_two(exponent):
+    """2 ** exponent, an int from -149 to 127, below -126 a denormal number: what is made of two factors may be that
+    small where their products with sums are not. What is above counts as 127, what is below is 0."""
+    exponent = cutlass.min(exponent, 127)
+    return power_of(exponent >> 1) * power_of(exponent - (exponent >> 1))
