@@ -104,6 +104,16 @@ def test_more_than_2_31_elements():
     assert torch.equal(y[B - 2], y[0])
 
 
+@pytest.mark.parametrize("precision", ["half", "split"])
+def test_spectra_of_more_than_2_31_numbers(precision):
+    """Offsets of 64 bits, of many heads' filters."""
+    H, L = 2**18 + 3, 4096
+    u, k = torch.randn(1, 1, L, device="cuda").bfloat16(), torch.randn(H, 1, device="cuda")
+    y = tkq.fft_conv(u.expand(1, H, L), k, precision=precision)
+    for h in (0, 1, 2**17, 2**18 - 1, 2**18, H - 1):
+        assert (y[0, h] - k[h] * u[0, 0]).abs().max() <= 2**-6 * (k[h] * u[0, 0]).abs().max(), h
+
+
 def test_tiles_in_turn():
     """More tiles than warpgroups: each has several, whose operands it loads ahead."""
     g = torch.Generator("cuda").manual_seed(0)

@@ -14,7 +14,7 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
@@ -249,6 +249,12 @@ class Tables:
             at = row % spec.rows + spec.rows * self.frequency(col + e)
             imag = spectrum[at, 1]
             four[2 * e], four[2 * e + 1] = spectrum[at, 0], -imag if spec.conjugate else imag
+
+
+def of_head(spectra: cute.Tensor, head):
+    """A head's, (parts, points, 2): of many heads there are more than 2^31 numbers."""
+    first, layout = spectra.stride[0], cute.select(spectra.layout, [1, 2, 3])
+    return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)
 
 
 def rest(x, dtype):
