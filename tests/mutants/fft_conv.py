@@ -41,8 +41,9 @@ MUTANTS = (
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
         ("one_warp_says_how_large_the_filter_is", "for w in cutlass.range_constexpr(self.threads // 32):",
          "for w in cutlass.range_constexpr(1):", SIZES),
-        ("offsets_of_32_bits", "cute.assume(Int64(head) * first, divby=first)", "cute.assume(head * first, divby=first)",
-         MANY_HEADS),
+        ("offsets_of_32_bits",
+         "return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)",
+         "return cute.make_tensor(spectra.iterator + head * first, layout)", MANY_HEADS),
         ("factors_of_tiny_gradients_are_clamped",
          "return power_of(exponent >> 1) * power_of(exponent - (exponent >> 1))", "return power_of(exponent)", TINY)),
     *family(
