@@ -11,6 +11,8 @@ OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for
     "test_numerics[19-1024-1000]", "test_circular[1024-1024]",
     "test_tiles_and_heads_in_turn[9-4096-True]", "test_tiles_and_heads_in_turn[7-8192-True]",
     "test_hard_signals[impulses-4096]"))
+TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
+MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[half]",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient"))
@@ -38,7 +40,12 @@ MUTANTS = (
          "return k1, 1", NUMERICS),
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
         ("one_warp_says_how_large_the_filter_is", "for w in cutlass.range_constexpr(self.threads // 32):",
-         "for w in cutlass.range_constexpr(1):", SIZES)),
+         "for w in cutlass.range_constexpr(1):", SIZES),
+        ("offsets_of_32_bits",
+         "return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)",
+         "return cute.make_tensor(spectra.iterator + head * first, layout)", MANY_HEADS),
+        ("factors_of_tiny_gradients_are_clamped",
+         "return power_of(exponent >> 1) * power_of(exponent - (exponent >> 1))", "return power_of(exponent)", TINY)),
     *family(
         "fft", "tkq/convolution/fft/sequences.py",
         ("tokens_behind_the_end", "if batch < B and token + e < L:\n    held[e] = vectors.run_at("

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import tkq
-from tests.helpers.fft_conv import check, make
+from tests.helpers.fft_conv import SUMS, check, filters_close, make
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.reference import long_convolution as reference
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,16 @@ def test_more_than_2_31_elements():
     for b in (0, 1, 511, 512, B - 1):
         assert torch.equal(y[b:b + 1], tkq.fft_conv(u[b:b + 1].clone(), k)), b
     assert torch.equal(y[B - 2], y[0])
+
+
+@pytest.mark.parametrize("precision", ["half", "split"])
+def test_spectra_of_more_than_2_31_numbers(precision):
+    """Offsets of 64 bits, of many heads' filters."""
+    H, L = 2**18 + 3, 4096
+    u, k = torch.randn(1, 1, L, device="cuda").bfloat16(), torch.randn(H, 1, device="cuda")
+    y = tkq.fft_conv(u.expand(1, H, L), k, precision=precision)
+    for h in (0, 1, 2**17, 2**18 - 1, 2**18, H - 1):
+        assert (y[0, h] - k[h] * u[0, 0]).abs().max() <= 2**-6 * (k[h] * u[0, 0]).abs().max(), h
 
 
 def test_tiles_in_turn():
@@ -284,3 +295,17 @@ def test_partners_of_any_size():
     with torch.no_grad():
         given["u"].mul_(torch.tensor([1.0, 2.0**14, 2.0**-14, 1.0, 1.0], device="cuda")[:, None, None])
     check(given, causal=False)
+
+
+@pytest.mark.parametrize("L, causal, size", [(4096, True, -60), (8192, True, -60), (1024, False, -60),
+                                             (262144, True, -64)])
+def test_a_filters_gradient_of_tiny_numbers(L, causal, size):
+    """What both spectra were divided by is together less than an fp32 has as a normal number."""
+    given = make(3, 2, L, L)
+    with torch.no_grad():
+        given["u"].copy_((1 + torch.rand(3, 2, L, device="cuda")) * 2.0**size)
+    u, k = given["u"].detach(), given["k"]
+    dy = u.flip(0)
+    dk, = torch.autograd.grad(tkq.fft_conv(u, k, None, causal), k, dy)
+    truth = reference.fft_conv_backward(dy.double(), u.double(), k.detach().double(), None, causal)[1]
+    filters_close(dk, truth, "dk", SUMS)

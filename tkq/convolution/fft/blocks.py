@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.kernel import FftConv, Given
 from tkq.convolution.fft.sequences import STEPS, Place
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, SHARED_BLOCKS, row_scale
+from tkq.convolution.fft.tables import of_head
 from tkq.convolution.fft.transform import TILE, Factors
 
 
@@ -82,7 +83,7 @@ class BlockedFftConv:
                                   unroll=1):
             head, part = item // g.splits, item % g.splits
             tk.sync_block()
-            scale = self.tables.fill_spectra(filters, g.spectrum[head, None, None, None], largest)
+            scale = self.tables.fill_spectra(filters, of_head(g.spectrum, head), largest)
             tk.sync_block()
             for batch in cutlass.range(part * n + wg, g.u.shape[0], n * g.splits, unroll=1):
                 self.sequence(g, s, Place(head, batch, Int32(0)), scale, wg)

@@ -11,7 +11,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, ROWS
-from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
+from tkq.convolution.fft.tables import EXPONENT, Tables, power_of, power_of_two
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.runtime.compile import fake
@@ -224,7 +224,7 @@ class FilterGradient:
     def back(self, to: tk.RowVec, of_v, of_w):
         """What a product of spectra is multiplied by: what both were divided by."""
         for r in range(2):
-            to.tensor[r] = power_of(self.of_both(of_v, of_w, r) - 2 * (BIAS + ABOVE))
+            to.tensor[r] = power_of_two(self.of_both(of_v, of_w, r) - 2 * (BIAS + ABOVE))
 
     @cute.jit
     def forth(self, acc: tk.Pair, g: Given, s: Shared, asked, what):

@@ -12,7 +12,7 @@ from tkq.convolution.fft.halves import Halves
 from tkq.convolution.fft.kernel import FftConv, Given
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
-from tkq.convolution.fft.tables import Tables
+from tkq.convolution.fft.tables import Tables, of_head
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.tile import woven
@@ -115,7 +115,7 @@ class InRegisters:
     @cute.jit
     def head(self, g: Given, s: Shared, asked, w: Work):
         """The tiles of a part of a head's sequences."""
-        scale = self.tables.fill_spectra_at_once(s.spectra, g.spectrum[w.head, None, None, None], s.largest)
+        scale = self.tables.fill_spectra_at_once(s.spectra, of_head(g.spectrum, w.head), s.largest)
         tiles, step = cute.ceil_div(g.u.shape[0], self.spec.sequences), self.config.warpgroups * g.splits
         if w.first >= tiles:
             self.ask(g, asked, w.next_head, w.next_first)

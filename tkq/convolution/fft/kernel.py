@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place, Sequences
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, SHARED_BLOCKS, row_scale
-from tkq.convolution.fft.tables import Tables
+from tkq.convolution.fft.tables import Tables, of_head
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
 
@@ -112,7 +112,7 @@ class FftConv:
     def head(self, g: Given, s: Shared, head, part, wg):
         """The tiles of a part of a head's sequences."""
         tk.sync_block()
-        scale = self.tables.fill_spectra(s.spectrum, g.spectrum[head, None, None, None], s.largest)
+        scale = self.tables.fill_spectra(s.spectrum, of_head(g.spectrum, head), s.largest)
         tk.sync_block()
         each, n = self.spec.sequences, self.config.warpgroups
         for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):

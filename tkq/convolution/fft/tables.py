@@ -14,7 +14,7 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
@@ -251,6 +251,12 @@ class Tables:
             four[2 * e], four[2 * e + 1] = spectrum[at, 0], -imag if spec.conjugate else imag
 
 
+def of_head(spectra: cute.Tensor, head):
+    """A head's, (parts, points, 2): of many heads there are more than 2^31 numbers."""
+    first, layout = spectra.stride[0], cute.select(spectra.layout, [1, 2, 3])
+    return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)
+
+
 def rest(x, dtype):
     """What rounding an fp32 leaves off, rounded."""
     return dtype(x - Float32(dtype(x)))
@@ -272,3 +278,10 @@ def power(largest, above: int):
 def power_of(exponent):
     """2 ** exponent, an int from -126 to 127; what is beyond counts as the nearer of the two."""
     return (cutlass.min(cutlass.max(exponent + 127, 1), 254) << EXPONENT).bitcast(Float32)
+
+
+def power_of_two(exponent):
+    """2 ** exponent, an int from -149 to 127, below -126 a denormal number: what is made of two factors may be that
+    small where their products with sums are not. What is above counts as 127, what is below is 0."""
+    exponent = cutlass.min(exponent, 127)
+    return power_of(exponent >> 1) * power_of(exponent - (exponent >> 1))

@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.long.spec import planes_of
 from tkq.convolution.fft.long.steps import exponent_of, largest_of, largest_of_warpgroup
 from tkq.convolution.fft.spec import COLS, ROWS, FftSpec
-from tkq.convolution.fft.tables import EXPONENT, INFINITE, Tables, magnitude, power, power_of
+from tkq.convolution.fft.tables import EXPONENT, INFINITE, Tables, magnitude, power, power_of_two
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
 
@@ -278,6 +278,6 @@ class RowsGradient(Rows):
         first, second = (largest_of(x[head, batch, None]) for x in (g.largest, g.other_largest))
         by, exponent = tk.rv(), exponent_of(first) + exponent_of(second) - 2 * (127 + g.above)
         for r in cutlass.range_constexpr(2):
-            by.tensor[r] = cutlass.select_(cutlass.max(first, second) < INFINITE, power_of(exponent),
+            by.tensor[r] = cutlass.select_(cutlass.max(first, second) < INFINITE, power_of_two(exponent),
                                            Float32.inf - Float32.inf)
         return by
