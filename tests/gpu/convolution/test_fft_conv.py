@@ -31,8 +31,7 @@ def test_four_blocks(L, taps):
     check(make(3, 2, L, taps), gradients=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
+@pytest.mark.parametrize("L, taps", [pytest.param(32768, 32768, marks=pytest.mark.slow), (20000, 50000)])
 def test_eight_blocks(L, taps):
     check(make(3, 2, L, taps))
 
