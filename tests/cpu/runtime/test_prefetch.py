@@ -29,7 +29,7 @@ print(handle.wait(100))
 def elsewhere(tmp_path):
     """A copy of tkq that nothing knows of, below a name with spaces and a colon."""
     place = tmp_path / "a place: of its own"
-    shutil.copytree(CHECKOUT / "tkq", place / "tkq")
+    shutil.copytree(CHECKOUT / "tkq", place / "tkq", ignore=shutil.ignore_patterns("__pycache__"))
     return place
 
 
