@@ -19,7 +19,8 @@ COLLECTED = """
 import sys
 import pytest
 
-sys.exit(pytest.main(["--collect-only", "-q", "--slow", "-p", "no:cacheprovider", "tests/gpu"]))
+# asserts are not rewritten, which takes half of the time
+sys.exit(pytest.main(["--collect-only", "-q", "--slow", "--assert=plain", "-p", "no:cacheprovider", "tests/gpu"]))
 """
 FAMILIES = {"conv", "attention", "flex", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax",
             "loss", "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode", "fft",
