@@ -1,11 +1,9 @@
 """The small calls that run under a sanitizer take a kernel of every kind that tkq ships: found out by a dry_run, as
 there is no GPU here."""
 import json
-import pathlib
-import subprocess
-import sys
 
-ROOT = pathlib.Path(__file__).parents[3]
+from tests.helpers.process import fresh
+
 REHEARSED = """
 import json
 from tkq.runtime.compile import dry_run
@@ -25,7 +23,7 @@ def test_a_kernel_of_each_kind_is_run():
     """A kind: its builder, and from specs and configurations of which classes."""
     from tkq.warmup import catalog
 
-    done = subprocess.run([sys.executable, "-c", REHEARSED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = fresh.run(REHEARSED, imports="torch, cutlass.cute")
     assert done.returncode == 0, done.stderr[-2000:]
     taken = {tuple(kind) for kind in json.loads(done.stdout.splitlines()[-1])}
     kinds = {(k.recipe.builder, *(type(arg).__name__ for arg in k.recipe.args)) for k in catalog.shipped()}

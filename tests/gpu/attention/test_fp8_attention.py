@@ -61,9 +61,9 @@ def test_windows(dim, accumulate):
         compare(given, "window", accumulate=accumulate, left=left, right=right)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("accumulate", MODES)
+@pytest.mark.sampled(when=lambda dim, accumulate: dim == 64 and accumulate == "two_level")
 def test_windows_without_an_end(dim, accumulate):
     given = make(2, 700, 900, 4, 2, dim)
     for left, right in ((100, -1), (-1, 30), (-1, 0)):

@@ -30,7 +30,6 @@ def test_work_that_blocks_share(batch, rows, heads, topk):
         mla_sparse.compare(queries(batch, rows, heads, 576), mla_sparse.make(batch, rows, topk, 64, None))
 
 
-@pytest.mark.slow  # `test_half_precision` of dense caches runs every day
 def test_half_precision_and_views():
     """Of q, of the cache, with gaps between rows and other ones between pages, and of the lists."""
     q = queries(8, 2, 80, 576, torch.float16)[:, :, 3:40]

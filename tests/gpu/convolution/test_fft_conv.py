@@ -32,8 +32,7 @@ def test_four_blocks(L, taps):
     check(make(3, 2, L, taps), gradients=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
+@pytest.mark.parametrize("L, taps", [pytest.param(32768, 32768, marks=pytest.mark.slow), (20000, 50000)])
 def test_eight_blocks(L, taps):
     check(make(3, 2, L, taps))
 
@@ -104,7 +103,8 @@ def test_more_than_2_31_elements():
     assert torch.equal(y[B - 2], y[0])
 
 
-@pytest.mark.parametrize("precision", ["half", "split"])
+@pytest.mark.alone
+@pytest.mark.parametrize("precision", ["half", pytest.param("split", marks=pytest.mark.slow)])
 def test_spectra_of_more_than_2_31_numbers(precision):
     """Offsets of 64 bits, of many heads' filters."""
     H, L = 2**18 + 3, 4096
