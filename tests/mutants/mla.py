@@ -83,7 +83,8 @@ MUTANTS = (
          "used = at[USED]", DIVIDED),
         ("parts_behind_the_last", "return cutlass.select_((b == batch) & (at[BASE] + at[USED] <= room), cost, "
          "Int32(NEVER)), size", "return cost, size", DIVIDED),
-        ("slots_cost_nothing", "merging = MERGE * sizes.parts + at[SLOTS] * (SLOT + rows // SLOT_ROWS)",
+        ("partial_results_cost_nothing",
+         "merging = MERGE * sizes.parts + at[PARTIALS] * (PARTIAL + rows // PARTIAL_ROWS)",
          "merging = MERGE * sizes.parts", DIVIDED)),
     *family(
         "mla", "tkq/attention/mla/combine.py",

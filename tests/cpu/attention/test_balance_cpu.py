@@ -7,7 +7,7 @@ import torch
 from tests.helpers.emulation import finish
 from tests.helpers.emulation.decode import BalancerOnCpu
 from tkq.attention.decode import words
-from tkq.attention.decode.balance import MERGE, balanced, slot_cost
+from tkq.attention.decode.balance import MERGE, balanced, partial_cost
 from tkq.attention.decode.catalog import shipped
 from tkq.attention.decode.planned import Planned
 from tkq.reference import decode as reference
@@ -51,10 +51,10 @@ def test_what_is_chosen_costs_least():
     for _ in range(30):
         blocks, parts = [generator.randrange(1, 200) for _ in range(generator.randrange(1, 200))], 66
         size, cut = _pieces(blocks, parts)
-        slots = sum(len(pieces) for pieces in cut if len(pieces) > 1)
-        cost = size * parts + (MERGE * parts + slots * slot_cost(64) if slots else 0)
+        partials = sum(len(pieces) for pieces in cut if len(pieces) > 1)
+        cost = size * parts + (MERGE * parts + partials * partial_cost(64) if partials else 0)
         anywhere = (sum(blocks) + BEGIN * len(blocks)) // parts + BEGIN + 5
-        assert cost <= anywhere * parts + MERGE * parts + (len(blocks) + 2 * parts) * slot_cost(64)
+        assert cost <= anywhere * parts + MERGE * parts + (len(blocks) + 2 * parts) * partial_cost(64)
         if len(blocks) <= parts:
             assert cost <= max(blocks) * parts
 

@@ -3,11 +3,11 @@
 A part holds ``size`` blocks. Sequences follow each other; one that begins behind another in a part leaves a gap of
 ``begin`` blocks, as long as its start takes. One that does not fit where it would begin goes on in the parts behind, if
 ``spill`` is set and `LEAST_ROOM` blocks of it fit, else it begins with the next part: no gap lies in two parts. The
-pieces of a sequence that several parts have are slots, that are written in fp32 and read by the merge.
+pieces of a sequence that several parts have are partial results: written in fp32, and combined by the merge kernel.
 
-Many pairs of size and spill are tried, and the cheapest one is taken: its size, and what its slots cost. So sequences
-of like lengths stay whole, or are cut into equal pieces, where equal shares of all work would cut each of them to save
-a few blocks."""
+Many pairs of size and spill are tried, and the cheapest one is taken: its size, and what its partial results cost. So
+sequences of like lengths stay whole, or are cut into equal pieces, where equal shares of all work would cut each of
+them to save a few blocks."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -17,7 +17,8 @@ EACH = CANDIDATES // 4  # of a kind
 ROOM, MOST_SEQUENCES = 2048, 8  # sequences, at most; for each part: of more of them cutting costs little of the whole
 MOST_BLOCKS = 1 << 20  # of all sequences, of which more than one candidate is tried
 LEAST_ROOM = 4
-MERGE, SLOT, SLOT_ROWS = 4, 2, 16  # blocks: what merging takes; what a slot of each part does, and each so many rows
+# In the time of one key block: the merge kernel; a part's partial result, and each so many of its rows.
+MERGE, PARTIAL, PARTIAL_ROWS = 4, 2, 16
 
 
 class Place(NamedTuple):
@@ -26,20 +27,20 @@ class Place(NamedTuple):
 
     base: int = 0
     used: int = 0
-    slots: int = 0
+    partials: int = 0
     fill: int = 0
 
 
 def put(at: Place, blocks: int, candidate: tuple[int, bool], begin: int) -> tuple[Place, int]:
     """(the place behind a sequence of so many blocks, where its first one is)."""
-    (base, used, slots, fill), (size, spill) = at, candidate
+    (base, used, partials, fill), (size, spill) = at, candidate
     used += begin if used else 0
     if used + blocks > size and used and not (spill and used + LEAST_ROOM <= size):
         base, used = base + size, 0
     behind = -(-max(used + blocks - size, 0) // size)  # parts
     end = used + blocks - behind * size
-    slots, fill = (slots + behind + 1, size) if behind else (slots, max(fill, end))
-    return Place(base + behind * size, end, slots, fill), base + used
+    partials, fill = (partials + behind + 1, size) if behind else (partials, max(fill, end))
+    return Place(base + behind * size, end, partials, fill), base + used
 
 
 def candidates(blocks: list[int], parts: int, begin: int) -> list[tuple[int, bool]]:
@@ -53,9 +54,9 @@ def candidates(blocks: list[int], parts: int, begin: int) -> list[tuple[int, boo
     return [(size, kind % 2 == 0) for kind, some in enumerate(sizes) for size in some]
 
 
-def slot_cost(rows: int) -> int:
+def partial_cost(rows: int) -> int:
     """rows: of a tile."""
-    return SLOT + rows // SLOT_ROWS
+    return PARTIAL + rows // PARTIAL_ROWS
 
 
 def balanced(blocks: list[int], parts: int, begin: int, rows: int) -> tuple[list[int], int, int]:
@@ -66,8 +67,8 @@ def balanced(blocks: list[int], parts: int, begin: int, rows: int) -> tuple[list
         for n in blocks:
             at, _ = put(at, n, candidate, begin)
         if at.base + at.used <= parts * size:
-            size = size if at.slots else at.fill  # what is whole lies in the same parts then
-            cost = size * parts + (fixed + at.slots * slot_cost(rows) if at.slots else 0)
+            size = size if at.partials else at.fill  # what is whole lies in the same parts then
+            cost = size * parts + (fixed + at.partials * partial_cost(rows) if at.partials else 0)
             if best is None or cost < best[0]:
                 best = cost, size, spill
     at, starts, candidate = Place(), [], best[1:]

@@ -8,11 +8,11 @@ from cutlass import Boolean, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.balance import CANDIDATES, EACH, LEAST_ROOM, MERGE, MOST_BLOCKS, ROOM, SLOT, SLOT_ROWS
+from tkq.attention.decode.balance import CANDIDATES, EACH, LEAST_ROOM, MERGE, MOST_BLOCKS, PARTIAL, PARTIAL_ROWS, ROOM
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.planner import Planner, Sizes
 
-BASE, USED, SLOTS, FILL = range(4)  # of `balance.Place`
+BASE, USED, PARTIALS, FILL = range(4)  # of `balance.Place`
 NEVER = (1 << 31) - 1  # what a candidate costs whose parts are too few
 
 
@@ -114,7 +114,7 @@ class Balancer:
         if end > one.size:
             behind = (end - 1) // one.size
             at[BASE] = at[BASE] + behind * one.size
-            at[SLOTS] = at[SLOTS] + behind + 1
+            at[PARTIALS] = at[PARTIALS] + behind + 1
             at[FILL] = one.size
             end = end - behind * one.size
         at[USED] = end
@@ -133,10 +133,10 @@ class Balancer:
         while (b < batch) & (at[BASE] <= room):
             self.put(at, blocks[b, 0], one, sizes.overhead)
             b += 1
-        size = cutlass.select_(at[SLOTS] > 0, one.size, at[FILL])
+        size = cutlass.select_(at[PARTIALS] > 0, one.size, at[FILL])
         rows = cutlass.min(sizes.queries * sizes.group, ROWS)
-        merging = MERGE * sizes.parts + at[SLOTS] * (SLOT + rows // SLOT_ROWS)
-        cost = size * sizes.parts + cutlass.select_(at[SLOTS] > 0, merging, Int32(0))
+        merging = MERGE * sizes.parts + at[PARTIALS] * (PARTIAL + rows // PARTIAL_ROWS)
+        cost = size * sizes.parts + cutlass.select_(at[PARTIALS] > 0, merging, Int32(0))
         return cutlass.select_((b == batch) & (at[BASE] + at[USED] <= room), cost, Int32(NEVER)), size
 
     @cute.jit

@@ -93,7 +93,8 @@ class LinearScores:
             regs.shift.tensor[r] = exponents.bias[r] - regs.max.tensor[r]
 
     def out_of_range(self, regs, exponents, now):
-        """As ``Softmax.out_of_range``: the largest of bits is the largest score, or none is positive."""
+        """Is an exponent beyond `RESCALE_THRESHOLD`? The largest of bits is the largest score, or none is positive.
+        Unlike in ``Softmax.out_of_range`` a maximum far below zero stays where it is."""
         found, view = Boolean(False), regs.s.rows_view
         self.shift(regs, exponents)
         for r in range(2):
