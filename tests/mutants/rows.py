@@ -6,6 +6,7 @@ NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED = (pressed(x) for x in (
     "naps-norm_backward_cluster", "naps-norm_quantised"))
 LONG_STARTS, NORM_STARTS, SOFTMAX_STARTS, LOSS_STARTS = (pressed("starts-" + x) for x in (
     "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"))
+TRACED_LOSS = ("tests/gpu/losses/test_cross_entropy.py -k the_op_that_is_traced",)
 HELD = pressed("naps-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around --slow",
                                                                                      "'two_exchanges and 40000'"))
@@ -207,6 +208,12 @@ MUTANTS = (
         ("backward_of_another_row", "top, rest = saved.rows[2 * place.there], saved.rows[2 * place.there + 1]",
          "top, rest = saved.rows[2 * place.there], saved.rows[2 * (place.there ^ 1) + 1]",
          ("tests/gpu/losses/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
+    *family(
+        "loss", "tkq/losses/ops.py",
+        ("traced_without_class_weights", "return [saved[of_mean:of_classes], saved[losses:]]",
+         "return [saved[of_mean:]]", TRACED_LOSS),
+        ("traced_with_unwritten_numbers", "return [saved[of_mean:of_classes], saved[losses:]]", "return []",
+         TRACED_LOSS)),
     *family(
         "gated", "tkq/pointwise/gated.py",
         ("last_vector_left_out", """

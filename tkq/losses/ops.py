@@ -169,10 +169,21 @@ def _on_cpu(logits, target, terms):
 
 def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
           label_smoothing: float, z_loss: float, softcap: float, inplace: bool) -> tuple[Tensor, Tensor]:
-    loss, saved = _launched(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
-    if reduction == "none":
-        saved[-2:].zero_()  # a reduction's: what stays unwritten there would differ from call to call
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    loss, saved = _launched(logits, target, terms)
+    for unwritten in _unwritten(saved, logits.numel() // logits.shape[-1], terms):
+        unwritten.zero_()  # a result of an op is the same in each call
     return loss, saved
+
+
+def _unwritten(saved, rows, terms):
+    """The parts of what a forward saves that no backward reads, and that it does not always write."""
+    of_mean, of_classes, losses = (2 * rows + n for n in range(3))  # see `class_rows.Saved`
+    if not rows:
+        return [saved]
+    if terms.label_smoothing and terms.reduction != "mean":
+        return [saved[of_mean:of_classes], saved[losses:]]
+    return [saved[losses if terms.label_smoothing else of_classes if terms.reduction == "mean" else of_mean:]]
 
 
 def _launched(logits, target, terms):

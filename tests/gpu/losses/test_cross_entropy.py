@@ -281,6 +281,28 @@ def test_in_a_cuda_graph(V):
         assert all(torch.equal(a, b) for a, b in zip(captured, run()))
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_the_op_that_is_traced(reduction, smoothing):
+    """Its results have no number that was not written, and its gradient is that of an eager call."""
+    logits, target = make((37, 1000), size=3.0)
+    terms = class_weights(1000), -100, reduction, smoothing, 0.0
+    with poisoned():
+        for saved in (torch.ops.tkq.cross_entropy(logits, target, *terms, 0.0, False)[1] for _ in range(2)):
+            assert saved.isfinite().all()
+    names = "weight", "ignore_index", "reduction", "label_smoothing", "z_loss"
+    found, wanted = (incoming_gradient(call, logits, target) for call in (
+        lambda x: torch.ops.tkq.cross_entropy(x, target, *terms, 0.0, False)[0],
+        lambda x: tkq.cross_entropy(x, target, **dict(zip(names, terms)))))
+    assert torch.equal(found, wanted)
+
+
+def incoming_gradient(call, logits, target):
+    x = logits.detach().requires_grad_()
+    loss = call(x)
+    return torch.autograd.grad(loss, x, incoming(target) if loss.dim() else None)[0]
+
+
 @pytest.mark.slow  # test_every_op.py compiles each function every day
 def test_the_torch_op():
     logits, target = make((9, 256))

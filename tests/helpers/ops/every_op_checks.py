@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.ops.every_op import BF16, F8, F32, Case, assert_same, backward, incoming, results, run
+from tests.helpers.sanitizer.nan_fill import poisoned
 
 WITHOUT_NUMBERS = ("test_autograd_registration", "test_faketensor")
 QUICK = (*WITHOUT_NUMBERS, "test_schema")
@@ -64,6 +65,9 @@ def passes_opcheck(case, device, tests=ALL):
     assert calls, f"{case.name} makes no custom op"
     for op, args in calls:
         eighths = any(isinstance(t, torch.Tensor) and t.dtype == F8 for t in args)  # which torch cannot compare
+        with poisoned():
+            for i, found in enumerate(results(op(*args))):
+                assert not found.dtype.is_floating_point or not found.float().isnan().any(), f"{op}: result {i}: NaN"
         torch.library.opcheck(op, args, test_utils=WITHOUT_NUMBERS if eighths else tests)
         if eighths:  # of what test_schema asks: every result is a new tensor
             new = [t.untyped_storage().data_ptr() for t in results(op(*args)) if t.numel()]
