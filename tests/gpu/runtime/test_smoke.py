@@ -1,5 +1,5 @@
-"""Every op once, beside the CPU's reference: the smoke part of this suite. Every day `test_bundle.py` runs it without
-the DSL, by the kernels of a bundle; by those of the cache with --slow, and where no bundle can be made."""
+"""Every op once, beside the CPU's reference: the smoke part of this suite. Every day `test_bundle.py` runs each third
+case without the DSL, by the kernels of a bundle; by those of the cache with --slow, and where no bundle can be made."""
 import os
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.ops import smoke
 from tkq.runtime.compile import link
 
-NAMES = list(smoke.cases(smoke.inputs("cpu")))
+NAMES = smoke.names()
 IN_A_BUNDLE = "TKQ_BUNDLE" in os.environ
 NO_BUNDLE = link.why_not() is not None or link.runtime_kind() != "static"
 

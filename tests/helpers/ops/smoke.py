@@ -1,6 +1,7 @@
 """Every op once, forward and backward, on tiny tensors: what a machine without the DSL has to be able to do.
 
     python -m tests.helpers.ops.smoke bundle DIR     # compile what the cases take and link it; needs no GPU
+    python -m tests.helpers.ops.smoke bundle DIR --each 3    # of every third case
     python -m tests.helpers.ops.smoke run            # on the GPU, beside the CPU's reference
 
 `tests/gpu/runtime/test_smoke.py` runs the cases one by one.
@@ -103,6 +104,11 @@ def _tensors(found):
     return [t for t in (found if isinstance(found, (tuple, list)) else (found,)) if t is not None]
 
 
+def names(each: int = 1) -> list:
+    """Of every n-th case."""
+    return list(cases(inputs("cpu")))[::each]
+
+
 def recipes(only=None) -> list:
     """What the cases take, or those named. For a process of its own: see ``tkq.runtime.compile.dry_run``."""
     from tkq.runtime.compile import dry_run
@@ -120,23 +126,24 @@ def main(words=None) -> int:
     parser.add_argument("action", choices=("bundle", "run"))
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
     parser.add_argument("-j", "--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--each", type=int, default=1, help="bundle every n-th case")
     chosen = parser.parse_args(words)
     if chosen.action == "bundle":
         from tkq.runtime.compile import bundling
         from tkq.warmup import precompile
 
-        made = dict(precompile.mapped(bundling.compiled, recipes(), chosen.jobs))
+        made = dict(precompile.mapped(bundling.compiled, recipes(names(chosen.each)), chosen.jobs))
         path = bundling.write(chosen.folder, {recipe: found[:2] for recipe, found in made.items()})
         print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
         return 0
     failed = 0
-    for name in cases(inputs("cpu")):
+    for name in names():
         try:
             check(name)
         except Exception as error:  # the others go on
             failed += 1
             print(f"FAILED {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(f"{failed} of {len(cases(inputs('cpu')))} cases failed; the DSL was "
+    print(f"{failed} of {len(names())} cases failed; the DSL was "
           f"{'' if 'cutlass' in sys.modules else 'not '}imported")
     return 1 if failed else 0
 
