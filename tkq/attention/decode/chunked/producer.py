@@ -25,6 +25,7 @@ class PagedProducer:
         self.spec, self.cache, self.config = spec, cache, config
         self.forward = Producer(spec, config)  # of Q, and of what a task sees
         self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache.box)
+        self.box_groups = cache.box // 8
 
     @cute.jit
     def run(self, g, smem):
@@ -40,31 +41,31 @@ class PagedProducer:
             t, wrong = tasks.find(number)
             seen = self.forward.seen(g, t)
             last, head = seen.first + seen.blocks - 1, t.head // tasks.heads_per_kv
-            page, row = Int32(-1), Int32(0)
+            at = self.nowhere()
             if t.rows_q > 0:  # of ragged queries there may be fewer tiles than a plan has room for
-                more = self.all_of_sequence(g, t, seen, (wrong, me))
                 place = self.place(last, steps)
                 found = self.find(g, t, place)
-                page, row, word = self.judge(g, *found)
+                more = self.all_of_sequence(g, t, seen, (wrong, me))
+                at, word = self.judge(g, *found)
                 place = self.before(place, steps)
-                asked_page, asked_row, asked = self.find(g, t, place)
+                found = self.find(g, t, place)
                 self.tell(smem, word_ring, word | more, me)
-                self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page, row, head, me))
+                self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at, head, me))
                 if me == 0:
                     self.forward.load_q(g, smem, q_ring, t, seen)
                 for _ in cutlass.range(1, seen.blocks, unroll=1):
-                    page_k, row_k, word = self.judge(g, asked_page, asked_row, asked)
+                    at_k, word = self.judge(g, *found)
                     place = self.before(place, steps)
-                    asked_page, asked_row, asked = self.find(g, t, place)
+                    found = self.find(g, t, place)
                     self.tell(smem, word_ring, word, me)
-                    self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page_k, row_k, head, me))
-                    self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
-                    page, row = page_k, row_k
+                    self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at_k, head, me))
+                    self.load(v_boxes, g.v, smem.v_pipe, v_ring, (at, head, me))
+                    at = at_k
             fetched = Int32(0)
             if me == 0:
                 fetched = schedule.fetch()  # as late as in the forward
             if t.rows_q > 0:
-                self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
+                self.load(v_boxes, g.v, smem.v_pipe, v_ring, (at, head, me))
             number = self.shared(smem, slot, schedule.following(number, fetched), me)
         if me == 0:
             self.forward.close(smem, q_ring)
@@ -117,15 +118,20 @@ class PagedProducer:
             row = box
         return page, row, asked
 
+    def nowhere(self):
+        """Where no row is: (page, box of it), in groups of 8 rows (the first one,)."""
+        return (Int32(-self.box_groups),) if self.cache.row_groups else (Int32(-1), Int32(0))
+
     def judge(self, g, page, row, asked):
-        """(page or -1, row, the block's word)"""
+        """(where the box is, or `nowhere`; the block's word)"""
         pages = g.tasks.sizes.pages
         there = asked & (page >= 0) & (page < pages)
         word = Int32(0)
         if self.cache.paged:
             word = cute.arch.vote_ballot_sync(asked & ((page < 0) | (page >= pages)))
             word = word | self.fault(g, asked & ((page < -1) | (page >= pages)))
-        return cutlass.select_(there, page, Int32(-1)), cutlass.select_(there, row, Int32(0)), word
+        at = (page * g.tasks.sizes.groups + row * self.box_groups,) if self.cache.row_groups else (page, row)
+        return tuple(cutlass.select_(there, x, none) for x, none in zip(at, self.nowhere())), word
 
     @cute.jit
     def fault(self, g, bad):
@@ -163,17 +169,17 @@ class PagedProducer:
         ring.advance()
 
     def load(self, boxes, src, pipe, ring, place):
-        """A warp's boxes of a tile of K or V: a tile's panels have all of its rows one behind the other."""
-        page, row, head, me = place
+        """A warp's boxes of a tile of K or V. Each of a tile's panels has all of its rows one behind the other; in groups
+        of 8 rows a box has all panels."""
+        at, head, me = place
         self.acquire(pipe, ring, me)
-        panels = boxes.stages // pipe.stages // self.boxes
         for j in range(0, self.boxes, self.warps):
             box = j + me if self.warps > 1 else Int32(j)
-            of, at = cute.arch.shuffle_sync(page, box), cute.arch.shuffle_sync(row, box)
+            of = tuple(cute.arch.shuffle_sync(x, box) for x in at)
             if j + self.warps <= self.boxes:
-                self.copy(boxes, src, pipe, ring, (panels, box, of, head, at))
+                self.copy(boxes, src, pipe, ring, (box, of, head))
             else:
-                self.copy_if(boxes, src, pipe, ring, (panels, box, of, head, at))
+                self.copy_if(boxes, src, pipe, ring, (box, of, head))
         ring.advance()
 
     @cute.jit
@@ -185,12 +191,16 @@ class PagedProducer:
             pipe.acquire_empty(ring)
 
     def copy(self, boxes, src, pipe, ring, place):
-        panels, box, page, head, row = place
+        box, at, head = place
+        panels = boxes.stages // pipe.stages // self.boxes
         for panel in range(panels):
             where = (ring.stage * panels + panel) * self.boxes + box
-            tk.load_async(boxes[where], src, (page, head, row, panel), pipe.full[ring.stage])
+            if self.cache.row_groups:
+                tk.load_async(boxes[where], src.rows_from(at[0]), (head, 0, 0), pipe.full[ring.stage])
+            else:
+                tk.load_async(boxes[where], src, (at[0], head, at[1], panel), pipe.full[ring.stage])
 
     @cute.jit
     def copy_if(self, boxes, src, pipe, ring, place):
-        if place[1] < self.boxes:
+        if place[0] < self.boxes:
             self.copy(boxes, src, pipe, ring, place)

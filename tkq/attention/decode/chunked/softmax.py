@@ -112,14 +112,22 @@ class PagedSoftmax:
             tile, pipe = regs.blocks.v, regs.blocks.v_pipe
             pipe.wait(regs.v)
             chunks = (end - begin) * (ROW_BYTES // 16)
-            at = Int32(tile.staged.iterator.toint()) + regs.v.stage * tile.type.bytes + begin * ROW_BYTES
+            at = Int32(tile.staged.iterator.toint()) + regs.v.stage * tile.type.bytes
             zeros = [Int32(0)] * 4
             me = regs.wg * tk.WARPGROUP + tk.thread_in_warpgroup()
             for panel in cutlass.range_constexpr(self.spec.head_dim_v // PANEL):
                 for i in cutlass.range(me, chunks, threads, unroll=1):
-                    store16(at + panel * (kv * ROW_BYTES) + i * 16, zeros)
+                    store16(at + self.chunk_at(begin * (ROW_BYTES // 16) + i, panel), zeros)
             tk.publish()
             tk.sync(BARRIER, threads)
+
+    def chunk_at(self, chunk, panel):
+        """Bytes from a tile of V to 16 of a panel's, of which ``chunk`` come before."""
+        if not self.cache.row_groups:
+            return panel * (self.config.kv * ROW_BYTES) + chunk * 16
+        chunks = 8 * ROW_BYTES // 16  # of a group of 8 rows
+        group, panels = chunk // chunks, self.spec.head_dim_v // PANEL
+        return (group * panels + panel) * (8 * ROW_BYTES) + (chunk - group * chunks) * 16
 
     @cute.jit
     def statistics(self, g, regs, lse):
