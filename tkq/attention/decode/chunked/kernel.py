@@ -9,8 +9,9 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.decode import words
+from tkq.attention.decode.chunked.plan import PANEL
 from tkq.attention.decode.chunked.producer import PagedProducer
-from tkq.attention.decode.chunked.softmax import AHEAD, PANEL, PagedSoftmax
+from tkq.attention.decode.chunked.softmax import AHEAD, PagedSoftmax
 from tkq.attention.decode.chunked.state import Operands, Results, Scalars, Shared, Sizes
 from tkq.attention.decode.chunked.tasks import Tasks
 from tkq.attention.decode.output import Output

@@ -10,6 +10,7 @@ from tkq.attention.decode.chunked.softmax import AHEAD, FAULT
 from tkq.attention.forward.producer import Producer
 
 WARP = 32
+LOOKS = 4  # pages that a lane asks for at a time, of those that a task does not see
 BARRIER = 7  # of the producer warps
 
 
@@ -151,11 +152,16 @@ class PagedProducer:
         if const_expr(self.cache.paged and not self.cache.ragged):
             if me == 0:
                 sizes, table, bad = g.tasks.sizes, g.tasks.table, cutlass.Boolean(False)
-                for begin, end in g.tasks.unseen(t, seen, self.config.kv):
-                    first = begin // sizes.page
-                    for i in cutlass.range(first + tk.lane_id(), (end + sizes.page - 1) // sizes.page, WARP, unroll=4):
-                        page = table[t.batch_k, i]
-                        bad = bad | (page < -1) | (page >= sizes.pages)
+                for begin, end in g.tasks.unseen(t, seen, self.config.kv, self.spec.left):
+                    after = (end + sizes.page - 1) // sizes.page
+                    for i in cutlass.range(begin // sizes.page + tk.lane_id(), after, WARP * LOOKS, unroll=1):
+                        pages = cute.make_rmem_tensor((LOOKS,), Int32)
+                        for j in cutlass.range_constexpr(LOOKS):  # all asked for before the first is looked at
+                            pages[j] = Int32(-1)
+                            if i + j * WARP < after:
+                                pages[j] = table[t.batch_k, i + j * WARP]
+                        for j in cutlass.range_constexpr(LOOKS):
+                            bad = bad | (pages[j] < -1) | (pages[j] >= sizes.pages)
                 word = word | self.fault(g, bad)
         return word
 

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.decode.chunked.plan import PANEL
 from tkq.attention.decode.copies import store16
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 
@@ -14,7 +15,7 @@ INF, NAN = Float32.inf, Float32.nan
 LOWEST = -3.4028234e38
 FAULT = -(1 << 31)  # of a block's word, beside a bit for each box whose keys are skipped
 AHEAD = 2  # words beside a stage each: K may be two blocks before the last V whose stage was free
-ROW_BYTES, PANEL = 128, 64  # of a row in a panel of a tile; its elements
+ROW_BYTES = 128  # of a row in a panel of a tile
 BARRIER = 1
 
 
