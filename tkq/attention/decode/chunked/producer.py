@@ -1,7 +1,7 @@
 """The producer warps of chunked prefill: they walk a sequence's pages, and bring their boxes of K and V."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
@@ -10,6 +10,7 @@ from tkq.attention.decode.chunked.softmax import AHEAD, FAULT
 from tkq.attention.forward.producer import Producer
 
 WARP = 32
+NO_BOX = -(1 << 30)  # of lanes beyond a tile's boxes: before the first one of any sequence, whatever the block
 LOOKS = 4  # pages that a lane asks for at a time, of those that a task does not see
 BARRIER = 7  # of the producer warps
 
@@ -44,12 +45,12 @@ class PagedProducer:
             last, head = seen.first + seen.blocks - 1, t.head // tasks.heads_per_kv
             at = self.nowhere()
             if t.rows_q > 0:  # of ragged queries there may be fewer tiles than a plan has room for
-                place = self.place(last, steps)
-                found = self.find(g, t, place)
+                place, pages = self.place(last, steps), self.pages(g, t)
+                found = self.find(t, pages, place)
                 more = self.all_of_sequence(g, t, seen, (wrong, me))
                 at, word = self.judge(g, *found)
                 place = self.before(place, steps)
-                found = self.find(g, t, place)
+                found = self.find(t, pages, place)
                 self.tell(smem, word_ring, word | more, me)
                 self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at, head, me))
                 if me == 0:
@@ -57,7 +58,7 @@ class PagedProducer:
                 for _ in cutlass.range(1, seen.blocks, unroll=1):
                     at_k, word = self.judge(g, *found)
                     place = self.before(place, steps)
-                    found = self.find(g, t, place)
+                    found = self.find(t, pages, place)
                     self.tell(smem, word_ring, word, me)
                     self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at_k, head, me))
                     self.load(v_boxes, g.v, smem.v_pipe, v_ring, (at, head, me))
@@ -93,7 +94,8 @@ class PagedProducer:
 
     def place(self, block, steps):
         """(page of the sequence, box of the page, box of the sequence): this lane's of a block."""
-        box = block * self.boxes + tk.lane_id()
+        lane = tk.lane_id()
+        box = block * self.boxes + cutlass.select_(lane < self.boxes, lane, Int32(NO_BOX))
         number = box // steps[0]
         return number, box - number * steps[0], box
 
@@ -105,16 +107,20 @@ class PagedProducer:
         return (number - pages - cutlass.select_(under, Int32(1), Int32(0)),
                 row + cutlass.select_(under, each, Int32(0)), box - self.boxes)
 
+    def pages(self, g, t):
+        """A task's row of the table."""
+        return g.tasks.table[t.batch_k, None] if self.cache.paged else None
+
     @cute.jit
-    def find(self, g, t, place):
+    def find(self, t, pages, place):
         """(page, row of the page in boxes, is there such a key?) of this lane's box. The page is looked at a block
         later: nothing waits for it here."""
         number, row, box = place
-        asked = (tk.lane_id() < self.boxes) & (box >= 0) & (box * self.cache.box < t.rows_k)
-        page, table = t.batch_k, g.tasks.table
+        asked = Uint32(box) < Uint32(t.rows_k + self.cache.box - 1) // self.cache.box  # also none before the first
+        page = t.batch_k
         if const_expr(self.cache.paged):
             if asked:
-                page = table[t.batch_k, number]
+                page = pages[number]
         else:
             row = box
         return page, row, asked
@@ -125,12 +131,12 @@ class PagedProducer:
 
     def judge(self, g, page, row, asked):
         """(where the box is, or `nowhere`; the block's word)"""
-        pages = g.tasks.sizes.pages
-        there = asked & (page >= 0) & (page < pages)
-        word = Int32(0)
+        there, word = asked, Int32(0)
         if self.cache.paged:
-            word = cute.arch.vote_ballot_sync(asked & ((page < 0) | (page >= pages)))
-            word = word | self.fault(g, asked & ((page < -1) | (page >= pages)))
+            known = Uint32(page) < Uint32(g.tasks.sizes.pages)  # of 0 and more
+            there, missing = asked & known, asked & ~known
+            word = cute.arch.vote_ballot_sync(missing)
+            word = word | self.fault(g, missing & (page != -1))
         at = (page * g.tasks.sizes.groups + row * self.box_groups,) if self.cache.row_groups else (page, row)
         return tuple(cutlass.select_(there, x, none) for x, none in zip(at, self.nowhere())), word
 
