@@ -92,8 +92,8 @@ class gl:
         if type.rows > BOX_ROWS * multicast:
             raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS * multicast} rows")
         if type.row_groups != isinstance(x.shape[1], tuple):
-            raise ValueError(f"{what}: the tile is {type}, x's columns are {x.shape[1]}: a tile in groups of 8 rows goes "
-                             "with a tensor as ``row_groups`` shows it, and only with such a one")
+            raise ValueError(f"{what}: the tile is {type}, x's columns are {x.shape[1]}; allowed are tiles in groups "
+                             "of 8 rows with tensors as ``row_groups`` shows them, and others with others")
         _addresses(what, x)
         atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), _tiler(what, x, type), multicast)
         return gl(atom, tensor, type, multicast, what)

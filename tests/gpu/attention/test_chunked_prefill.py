@@ -27,7 +27,7 @@ def served(monkeypatch):
     assert found, "another kernel had all calls"
 
 
-@pytest.mark.parametrize("page, layout", [(8, "pages"), (16, "pages"), (24, "heads"), (64, "pairs"), (96, "pages"),
+@pytest.mark.parametrize("page, layout", [(8, "pages"), (16, "pages"), (24, "heads"), (64, "pairs"), (96, "apart"),
                                           (256, "pages"), (4104, "rows")])
 def test_pages(page, layout):
     with poisoned():

@@ -116,7 +116,8 @@ class PagedProducer:
         """(page, row of the page in boxes, is there such a key?) of this lane's box. The page is looked at a block
         later: nothing waits for it here."""
         number, row, box = place
-        asked = Uint32(box) < Uint32(t.rows_k + self.cache.box - 1) // self.cache.box  # also none before the first
+        # as numbers without a sign, boxes before the first one are behind the last
+        asked = Uint32(box) < Uint32(t.rows_k + self.cache.box - 1) // self.cache.box
         page = t.batch_k
         if const_expr(self.cache.paged):
             if asked:
@@ -181,8 +182,8 @@ class PagedProducer:
         ring.advance()
 
     def load(self, boxes, src, pipe, ring, place):
-        """A warp's boxes of a tile of K or V. Each of a tile's panels has all of its rows one behind the other; in groups
-        of 8 rows a box has all panels."""
+        """A warp's boxes of a tile of K or V. Each of a tile's panels has all of its rows one behind the other; in
+        groups of 8 rows a box has all panels."""
         at, head, me = place
         self.acquire(pipe, ring, me)
         for j in range(0, self.boxes, self.warps):
