@@ -108,8 +108,8 @@ def test_pages_in_groups_of_rows(rows, cols, box):
     x = poisoned("bf16", pages, page + 8, 3, cols)[:, :page]
     x[:, :, 1] = small_ints("bf16", pages, page, cols)
     first = [(i * 4 % pages, i % 3) for i in range(rows // box)]  # page, box of it
-    at = [(p * (page + 8) + b * box) // 8 for p, b in first]
-    at[2] = -box // 8
+    at = [(p, b * box // 8) for p, b in first]
+    at[2] = 0, -box // 8
     tile = torch.cat([x[p, b * box:(b + 1) * box, 1] for p, b in first])
     tile[2 * box:3 * box] = 0
     a, c = small_ints("bf16", 64, cols, seed=1), small_ints("bf16", 64, rows, seed=2)

@@ -4,6 +4,7 @@ from dataclasses import replace
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 import tkq.tile as tk
 
@@ -11,8 +12,8 @@ from .common import put, sym, tensor
 
 
 class Pages:
-    """d = a @ b.T, e = c @ b. Box i of b (rows, cols) begins with group ``firsts[i]`` of 8 rows of head 1 of x (pages,
-    page, heads, cols)."""
+    """d = a @ b.T, e = c @ b. Box i of b (rows, cols) begins with group ``firsts[i, 1]`` of 8 rows of page ``firsts[i,
+    0]`` of x (pages, page, heads, cols), head 1."""
 
     def __init__(self, rows, cols, box):
         self.b, self.a, self.c = tk.st(rows, cols, row_groups=True), tk.st(64, cols), tk.st(64, rows)
@@ -21,13 +22,14 @@ class Pages:
     @cute.jit
     def __call__(self, x: cute.Tensor, firsts: cute.Tensor, a: cute.Tensor, c: cute.Tensor, d: cute.Tensor,
                  e: cute.Tensor, stream: cuda.CUstream):
-        x = tk.row_groups(cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])), 64)
-        self.kernel(tk.gl.load(x, self.box), tk.gl.load(a, self.a), tk.gl.load(c, self.c), firsts, d, e).launch(
+        x = cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
+        loads = tk.gl.load(tk.row_groups(x, 64), self.box), tk.gl.load(a, self.a), tk.gl.load(c, self.c)
+        self.kernel(loads, firsts, tk.groups_apart(x), d, e).launch(
             grid=[1, 1, 1], block=[128, 1, 1], stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
-    def kernel(self, x: tk.gl, ga: tk.gl, gc: tk.gl, firsts: cute.Tensor, d: cute.Tensor, e: cute.Tensor):
-        al = tk.SharedAllocator()
+    def kernel(self, loads: tuple, firsts: cute.Tensor, apart: Int32, d: cute.Tensor, e: cute.Tensor):
+        (x, ga, gc), al = loads, tk.SharedAllocator()
         a, c, ring, full = al.tile(self.a)[0], al.tile(self.c)[0], al.tile(self.b, 2), al.semaphores(1)
         tk.init_block(lambda: tk.init(full, 1))
         boxes, n = ring.scratch(self.box), self.b.rows // self.box.rows
@@ -36,7 +38,7 @@ class Pages:
             tk.load_async(a, ga, (0, 0), full)
             tk.load_async(c, gc, (0, 0), full)
             for i in cutlass.range_constexpr(n):
-                tk.load_async(boxes[n + i], x.rows_from(firsts[i]), (1, 0, 0), full)
+                tk.load_async(boxes[n + i], x.rows_from(firsts[i, 0] * apart + firsts[i, 1]), (1, 0, 0), full)
         tk.wait(full, 0)
         by_rows, by_cols = tk.rt_fl(self.b.rows), tk.rt_fl(self.b.cols)
         tk.mm_ABt(by_rows, a, ring[1])
@@ -49,5 +51,5 @@ class Pages:
 def build(rows, cols, box):
     strides = (*(cute.sym_int64(divisibility=8) for _ in range(3)), 1)
     x = cute.runtime.make_fake_tensor(tk.element_type("bf16"), (sym(), sym(), sym(), cols), strides, assumed_align=16)
-    return Pages(rows, cols, box), (x, tensor("int32", rows // box), tensor("bf16", 64, cols), tensor("bf16", 64, rows),
+    return Pages(rows, cols, box), (x, tensor("int32", rows // box, 2), tensor("bf16", 64, cols), tensor("bf16", 64, rows),
                                     tensor("fp32", 64, rows), tensor("fp32", 64, cols))
