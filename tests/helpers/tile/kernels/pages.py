@@ -51,5 +51,5 @@ class Pages:
 def build(rows, cols, box):
     strides = (*(cute.sym_int64(divisibility=8) for _ in range(3)), 1)
     x = cute.runtime.make_fake_tensor(tk.element_type("bf16"), (sym(), sym(), sym(), cols), strides, assumed_align=16)
-    return Pages(rows, cols, box), (x, tensor("int32", rows // box, 2), tensor("bf16", 64, cols), tensor("bf16", 64, rows),
-                                    tensor("fp32", 64, rows), tensor("fp32", 64, cols))
+    a, c, d, e = (tensor(dtype, 64, n) for dtype, n in (("bf16", cols), ("bf16", rows), ("fp32", rows), ("fp32", cols)))
+    return Pages(rows, cols, box), (x, tensor("int32", rows // box, 2), a, c, d, e)
