@@ -102,12 +102,9 @@ class PagedSoftmax:
 
     @cute.jit
     def clear_if(self, regs, behind: Constexpr[bool]):
-        """Before and behind the first exponentials: of consumers that begin in turns the first one clears behind its
-        own, while the other has yet to begin, so that they stay apart where they wait for each other."""
-        if const_expr(not self.config.stagger):
-            if const_expr(behind):
-                self.clear(regs)
-        elif (regs.wg == 0) == behind:
+        """Before and behind the first exponentials: the first consumer clears behind its own, the other before. They
+        wait for each other there, and would else go on in step."""
+        if (regs.wg == 0) == behind:
             self.clear(regs)
 
     @cute.jit
