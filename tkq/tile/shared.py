@@ -118,7 +118,7 @@ class SharedTile:
         """An 8-bit tile as one of 16 bits, half as wide: for ldmatrix. A recast alone would lose the swizzle."""
         if self.type.dtype.width != 8:
             raise TypeError(f"pairs: the tile is {self.type}, allowed are 8-bit types")
-        type = st(self.type.rows, self.type.cols // 2, BFloat16, self.type.swizzle)
+        type = st(self.type.rows, self.type.cols // 2, BFloat16, self.type.swizzle, self.type.row_groups)
         layout = type.layout(self.stages)
         ptr = cute.recast_ptr(self.staged.iterator, layout.inner, dtype=BFloat16)
         return SharedTile(cute.make_tensor(ptr, layout.outer), type, self.stage)
