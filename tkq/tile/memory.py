@@ -113,7 +113,8 @@ class gl:
         return replace(self, tensor=cute.domain_offset((shift, 0, 0, back), self.tensor))
 
     def rows_from(self, first) -> "gl":
-        """Rows are counted from row ``first`` on, of ``row_groups`` from that group on, and go on to the tensor's end."""
+        """Rows are counted from row ``first`` on, of ``row_groups`` from that group on, and go on to the tensor's
+        end."""
         first = first if isinstance(self.type_rows, int) else (0, first)
         rest = (0,) * (cute.rank(self.tensor) - 1)
         return replace(self, tensor=cute.domain_offset((first, *rest), self.tensor))
