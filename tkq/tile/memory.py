@@ -91,6 +91,9 @@ class gl:
             raise TypeError(f"{what}: x is {type_name(x.element_type)}, the tile is {type}")
         if type.rows > BOX_ROWS * multicast:
             raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS * multicast} rows")
+        if type.row_groups != isinstance(x.shape[1], tuple):
+            raise ValueError(f"{what}: the tile is {type}, x's columns are {x.shape[1]}; allowed are tiles in groups "
+                             "of 8 rows with tensors as ``row_groups`` shows them, and others with others")
         _addresses(what, x)
         atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), _tiler(what, x, type), multicast)
         return gl(atom, tensor, type, multicast, what)
@@ -110,7 +113,8 @@ class gl:
         return replace(self, tensor=cute.domain_offset((shift, 0, 0, back), self.tensor))
 
     def rows_from(self, first) -> "gl":
-        """Rows are counted from row ``first`` on, and go on to the tensor's end."""
+        """Rows are counted from row ``first`` on, of ``row_groups`` from that group on, and go on to the tensor's
+        end."""
         first = first if isinstance(self.type_rows, int) else (0, first)
         rest = (0,) * (cute.rank(self.tensor) - 1)
         return replace(self, tensor=cute.domain_offset((first, *rest), self.tensor))
@@ -140,22 +144,23 @@ class gl:
         if self._wraps:
             outer[0] = (outer[0], 0)
         x = self.tensor if rank == 2 else self.tensor[(None, None, *reversed(outer))]
-        rows = self.type_rows
-        g = cute.local_tile(x, (rows, self.type.cols), (r if isinstance(rows, int) else (0, r), c))
+        tiler = _tiler("gl", self.tensor, self.type)
+        g = cute.local_tile(x, tiler, tuple(i if isinstance(n, int) else (0, i) for n, i in zip(tiler, (r, c))))
         me = 0 if self.multicast == 1 else cluster_rank()
         return cpasync.tma_partition(self.atom, me, cute.make_layout(self.multicast),
                                      cute.group_modes(tile.tensor, 0, 2), cute.group_modes(g, 0, 2))
 
 
 def _tiler(what, x, type):
-    """A tile's rows and columns, the rows as x has them: one number, or two where x is ``packed``."""
-    if not isinstance(x.shape[0], tuple):
-        return type.rows, type.cols
-    n = x.shape[0][0]
-    if not isinstance(n, int) or type.rows % n:
-        raise ValueError(f"{what}: x's rows are {n} by {n} between each other, the tile is {type}; "
-                         "allowed are divisors of its rows, known when compiled")
-    return (n, type.rows // n), type.cols
+    """A tile's rows and columns as x has them: one number each, or two where x is ``packed`` or in ``row_groups``."""
+    found = []
+    for name, extent, size in zip(("rows", "columns"), x.shape, (type.rows, type.cols)):
+        n = extent[0] if isinstance(extent, tuple) else size
+        if not isinstance(n, int) or size % n:
+            raise ValueError(f"{what}: x's {name} are {n} by {n} between each other, the tile is {type}; "
+                             f"allowed are divisors of its {name}, known when compiled")
+        found.append((n, size // n) if isinstance(extent, tuple) else size)
+    return tuple(found)
 
 
 def _addresses(what, x):
@@ -163,11 +168,12 @@ def _addresses(what, x):
     bits = x.element_type.width
     if x.iterator.alignment % 16:
         raise ValueError(f"{what}: x is aligned to {x.iterator.alignment} bytes, allowed are multiples of 16")
-    if not isinstance(x.stride[1], int) or x.stride[1] != 1:
-        raise ValueError(f"{what}: x's stride 1 (columns) is {x.stride[1]}, allowed is 1, known when compiled")
+    col = x.stride[1][0] if isinstance(x.stride[1], tuple) else x.stride[1]
+    if not isinstance(col, int) or col != 1:
+        raise ValueError(f"{what}: x's stride 1 (columns) is {col}, allowed is 1, known when compiled")
     modes = [(i, *m) for i, m in enumerate(zip(x.shape, x.stride)) if not isinstance(m[0], tuple)]
     modes += [(i, *m) for i, (n, steps) in enumerate(zip(x.shape, x.stride)) if isinstance(n, tuple)
-              for m in zip(n, steps)]
+              for j, m in enumerate(zip(n, steps)) if (i, j) != (1, 0)]
     for i, extent, stride in modes:
         one = isinstance(extent, int) and extent == 1
         if i != 1 and not one and cute.get_divisibility(stride) * bits % 128:

@@ -28,6 +28,8 @@ class st:
         dtype: any 8-, 16- or 32-bit type of the DSL.
         swizzle: 32, 64 or 128 bytes; the widest that divides a row where not given. A tile whose rows are longer
             lies in panels of that width, one after the other.
+        row_groups: the panels of 8 rows lie together, those of the next 8 behind them: so that any multiple of 8 rows
+            is contiguous, and one copy of a ``row_groups`` tensor brings it.
 
     Raises:
         ValueError, TypeError: when traced, naming what does not fit.
@@ -37,6 +39,7 @@ class st:
     cols: int
     dtype: Any = BFloat16
     swizzle: Any = None
+    row_groups: bool = False
 
     def __post_init__(self):
         width = getattr(self.dtype, "width", None)
@@ -53,7 +56,7 @@ class st:
         object.__setattr__(self, "swizzle", swizzle)
 
     def __str__(self):
-        return f"{self.rows} x {self.cols} {type_name(self.dtype)}"
+        return f"{self.rows} x {self.cols} {type_name(self.dtype)}" + " in groups of 8 rows" * self.row_groups
 
     @property
     def bytes(self) -> int:
@@ -64,7 +67,8 @@ class st:
         """The composed layout (swizzle and all) of one tile, or of a ring of them."""
         atom = warpgroup.make_smem_layout_atom(_KINDS[self.swizzle], self.dtype)
         shape = (self.rows, self.cols) if stages is None else (self.rows, self.cols, stages)
-        return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
+        order = (1, 0, 2) if self.row_groups else (0, 1, 2)
+        return cute.tile_to_shape(atom, shape, order=order[:len(shape)])
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class SharedTile:
         """An 8-bit tile as one of 16 bits, half as wide: for ldmatrix. A recast alone would lose the swizzle."""
         if self.type.dtype.width != 8:
             raise TypeError(f"pairs: the tile is {self.type}, allowed are 8-bit types")
-        type = st(self.type.rows, self.type.cols // 2, BFloat16, self.type.swizzle)
+        type = st(self.type.rows, self.type.cols // 2, BFloat16, self.type.swizzle, self.type.row_groups)
         layout = type.layout(self.stages)
         ptr = cute.recast_ptr(self.staged.iterator, layout.inner, dtype=BFloat16)
         return SharedTile(cute.make_tensor(ptr, layout.outer), type, self.stage)

@@ -3,7 +3,7 @@
 They may be combined: ``packed(ragged_store(x), n)``. A tensor without a depth is given one of 1 first.
 """
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Int32, Int64
 
 
 def packed(x: cute.Tensor, n: int) -> cute.Tensor:
@@ -56,6 +56,33 @@ def ragged_store(x: cute.Tensor) -> cute.Tensor:
     rows, (row, _) = x.shape[0], _row_stride(x)
     base = (x.iterator - Int64(rows) * row).align(16)
     return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(row, *x.stride[1:], row)))
+
+
+GROUP = 8  # rows, after which the swizzle repeats
+
+
+def row_groups(x: cute.Tensor, panel: int) -> cute.Tensor:
+    """((8, groups), (panel, cols / panel), depth), of x (rows, cols, depth, pages), for tiles in groups of 8 rows: the
+    rows of all pages, of which one copy brings any multiple of 8 with all columns. Page i begins with group
+    ``i * groups_apart(x)``.
+
+    Pages have a multiple of 8 rows, and are a multiple of 8 rows apart: both are the caller's to check.
+
+    Raises:
+        ValueError: another rank, or columns that are not panels, known when compiled.
+    """
+    _rank("row_groups", x, 4)
+    (rows, cols, depth, pages), (row, _, step, _) = x.shape, x.stride
+    if not isinstance(cols, int) or cols % panel:
+        raise ValueError(f"row_groups: x has {cols} columns, allowed are multiples of {panel}, known when compiled")
+    groups = (pages - 1) * groups_apart(x) + rows // GROUP
+    return cute.make_tensor(x.iterator, cute.make_layout(
+        ((GROUP, groups), (panel, cols // panel), depth), stride=((row, row * GROUP), (1, panel), step)))
+
+
+def groups_apart(x: cute.Tensor):
+    """Groups of 8 rows from a page to the next, of x as ``row_groups`` takes it."""
+    return Int32(Int64(x.stride[3]) // (Int64(x.stride[0]) * GROUP))
 
 
 def _rank(what, x, *allowed):

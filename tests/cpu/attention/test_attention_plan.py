@@ -67,6 +67,7 @@ def test_one_query_packs_all_it_can():
 @pytest.mark.parametrize("bad", (
     dict(kv=512), dict(cluster=4), dict(overlap_tasks=True, schedule="single"), dict(q_stages=4),
     dict(overlap_tasks=True, q_stages=1), dict(kv=240, q_stages=1), dict(o_reuses_q_smem=True), dict(kv=240),
+    dict(stagger=True),
     dict(consumers=3, kv=176, q_stages=1, stages=1)))
 def test_impossible_configurations_are_refused(bad):
     with pytest.raises(ValueError):

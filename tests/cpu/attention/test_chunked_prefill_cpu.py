@@ -18,6 +18,7 @@ from tkq.attention.decode.chunked.plan import (
     MANY_ROWS,
     TILE_ROWS,
     box_rows,
+    groups_apart,
     many_queries,
     packed_heads,
     plan,
@@ -89,7 +90,27 @@ def test_which_calls_it_serves():
     found = launch.kernel_of(call(page=24), Options(left=600, softcap=3.0))
     assert found.args[0] == AttentionSpec("bf16", 128, True, False, left=True, softcap=True, varlen=True, pack=4,
                                           long_window=True)
-    assert found.args[1] == CacheSpec(True, False, 8)
+    assert found.args[1] == CacheSpec(True, False, 8, True)
+
+
+@pytest.mark.parametrize("shape, stride, apart", [
+    ((600, 16, 2, 128), (4096, 256, 128, 1), 2), ((600, 24, 2, 128), (2 * 6144, 256, 128, 1), 6),
+    ((600, 16, 2, 128), (4096, 128, 2048, 1), 4), ((600, 16, 2, 128), (17 * 256, 256, 128, 1), None),
+    ((600, 16, 2, 128), (0, 256, 128, 1), 0), ((1, 16, 2, 128), (7, 256, 128, 1), None),
+    ((600, 16, 1, 128), (4096, 0, 128, 1), None), ((1 << 20, 16, 1, 64), (1 << 20, 8, 64, 1), None),
+    ((1 << 17, 16, 1, 64), ((1 << 20) - 64, 8, 64, 1), 16383)])
+def test_pages_in_groups_of_rows(shape, stride, apart):
+    """One behind the other, K and V between each other, heads first; not a row more, nor more than TMA counts."""
+    assert groups_apart(shape, stride) == apart
+
+
+def test_copies_of_whole_rows():
+    """Of K and V alike; a plain cache's rows need no multiple of 8, and of 64 columns a copy has all."""
+    k, v = torch.zeros(30, 2, 16, 2, 128, dtype=BF16).unbind(1)
+    assert launch.whole_rows(k, v) and launch.whole_rows(k, v[..., :64])
+    assert not launch.whole_rows(k, v.contiguous()) and not launch.whole_rows(k[..., :64], v[..., :64])
+    apart = torch.zeros(30, 17, 2, 128, dtype=BF16)[:, :16]
+    assert not launch.whole_rows(apart, apart)
 
 
 @pytest.mark.parametrize("paged, ragged, window, more", [
@@ -225,6 +246,9 @@ def test_the_machine_code(shown):
     config = plan(shown.recipe.args[0])
     assert {n for _, n in kernel.setmaxreg} == {*config.registers}
     assert not kernel.count("LDL") and not kernel.count("STL") and kernel.stack == 0
+    cache, places = shown.recipe.args[1], 4  # the first K; the loop's K and V; the last V
+    each = config.kv // cache.box // producer_warps(config.kv, cache.box)
+    assert not cache.row_groups or kernel.count("UTMALDG.5D") == places * each
 
 
 def test_softmax_lies_under_products():

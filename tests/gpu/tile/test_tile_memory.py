@@ -100,6 +100,25 @@ def test_pieces_of_rows(rows, cols, pack):
         same(seen, inside, f"tiles of {size} rows from {first}")
 
 
+@pytest.mark.parametrize("rows,cols,box", cases.PAGES)
+def test_pages_in_groups_of_rows(rows, cols, box):
+    """Products of a tile whose boxes come from pages that lie apart, in any order, and of what is in front of them:
+    zeros. Around the pages is NaN."""
+    page, pages = 3 * box, 7
+    x = poisoned("bf16", pages, page + 8, 3, cols)[:, :page]
+    x[:, :, 1] = small_ints("bf16", pages, page, cols)
+    first = [(i * 4 % pages, i % 3) for i in range(rows // box)]  # page, box of it
+    at = [(p, b * box // 8) for p, b in first]
+    at[2] = 0, -box // 8
+    tile = torch.cat([x[p, b * box:(b + 1) * box, 1] for p, b in first])
+    tile[2 * box:3 * box] = 0
+    a, c = small_ints("bf16", 64, cols, seed=1), small_ints("bf16", 64, rows, seed=2)
+    d, e = poisoned("fp32", 64, rows), poisoned("fp32", 64, cols)
+    run("pages:build", (rows, cols, box), x, torch.tensor(at, device="cuda", dtype=torch.int32), a, c, d, e)
+    assert torch.equal(d.double(), a.double() @ tile.double().t())
+    assert torch.equal(e.double(), c.double() @ tile.double())
+
+
 @pytest.mark.parametrize("where", ("front", "end"))
 def test_pieces_of_rows_touch_nothing_outside(where):
     """TMA loads also read where a tensor begins, whatever their coordinates: it must not begin in front of memory."""

@@ -28,7 +28,7 @@ class Cache(NamedTuple):
 
 def make(lengths, page, heads, dim, dim_v=None, dtype=BF16, layout="pages", seed=0) -> Cache:
     """layout: "pages" (N, page, Hk, D), in any order; "heads" first in memory; "pairs": K and V between each other;
-    "rows": without a table, page is a row's length."""
+    "apart": a row more between pages; "rows": without a table, page is a row's length."""
     g = torch.Generator("cuda").manual_seed(seed)
     new = lambda length, d: torch.randn(length, heads, d, device="cuda", generator=g).to(dtype)
     dims = dim, dim_v or dim
@@ -38,6 +38,8 @@ def make(lengths, page, heads, dim, dim_v=None, dtype=BF16, layout="pages", seed
     nothing = lambda *shape: torch.full(shape, math.nan, device="cuda", dtype=dtype)
     if layout == "heads":
         k, v = (nothing(pages, heads, page, d).transpose(1, 2) for d in dims)
+    elif layout == "apart":
+        k, v = (nothing(pages, page + 1, heads, d)[:, :page] for d in dims)
     elif layout == "pairs":
         k, v = nothing(pages, 2, page, heads, dim).unbind(1)
     else:

@@ -91,6 +91,7 @@ NARROW_STORES = [(32, "bf16"), (128, "fp16"), (256, "bf16")]
 
 # rows, cols, pack
 PIECES = [(64, 64, 1), (64, 128, 4), (16, 96, 8)]
+PAGES = [(80, 192, 16), (64, 128, 8)]  # rows and columns of a tile, rows of a copy
 
 # dtype, rows, cols, cluster, stages
 MULTICASTS = [("bf16", 64, 64, 1, 2), ("bf16", 64, 64, 2, 2), ("bf16", 176, 128, 2, 3), ("e4m3", 128, 128, 2, 1),
@@ -151,6 +152,7 @@ def _cases():
     yield "transfer:build_stacked", (32,), ("UTMALDG", "UTMASTG")
     yield from (("memory:build_tma", x, ("UTMALDG", "UTMAREDG" if x[-1] else "UTMASTG")) for x in TMA_COPIES)
     yield from (("memory:build_pieces", x, ("UTMALDG", "UTMASTG")) for x in PIECES)
+    yield from (("pages:build", x, ("HGMMA", "UTMALDG.5D")) for x in PAGES)
     yield from (("memory:build_multicast", x, ("UTMALDG", "UTMASTG", "USETMAXREG")) for x in MULTICASTS)
     yield from (("memory:build_bulk", x, ("UBLKCP", "UBLKRED", "REDG", "ATOMG")) for x in BULK)
     yield from (("memory:build_copy_async", (stages,), ("LDGSTS",)) for stages in (1, 3))

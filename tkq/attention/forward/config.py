@@ -17,7 +17,8 @@ class AttentionConfig:
     tiles for each consumer. o_store_steps: steps in which O is stored, to save shared memory. o_reuses_q_smem: O is
     staged in Q's shared memory, to save more. o_from_registers: O is stored from registers. l2_section_mb: MB of K and
     V in one L2 section, whose tasks run together. cluster: blocks that share K and V. registers: of a producer's thread
-    and a consumer's; without, tkq.tile's own."""
+    and a consumer's; without, tkq.tile's own. stagger: consumers begin a task in turns, each with its first S when that
+    of the one before is there, so that they stay apart where nothing else makes them."""
 
     kv: int = 128
     consumers: int = 2
@@ -32,6 +33,7 @@ class AttentionConfig:
     o_reuses_q_smem: bool = False
     o_from_registers: bool = False
     registers: tuple = ()
+    stagger: bool = False
 
     @property
     def rows(self) -> int:
@@ -65,6 +67,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: overlap_tasks needs persistent blocks, and the next task's Q beside this one's")
         if self.o_reuses_q_smem and (self.q_stages > 1 or self.o_store_steps > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_reuses_q_smem needs one Q tile a consumer, of O's size, and takes O whole")
+        if self.stagger and (self.overlap_tasks or self.ping_pong):
+            raise ValueError(f"{self}: stagger goes without overlap_tasks and ping_pong")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         if self.o_from_registers and (self.o_reuses_q_smem or self.o_store_steps > 1):

@@ -7,6 +7,8 @@ import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.forward.state import Fields, State, Tiles, clipped, field_names
 
+STAGGER = 11  # the first of the named barriers that consumers begin tasks by
+
 
 class Consumer:
     def __init__(self, spec, config, softmax=None):
@@ -22,12 +24,14 @@ class Consumer:
                      task=Fields.new(self.fields), last=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
                      ping_pong=tk.PingPong(config.consumers, wg, enabled=config.ping_pong), wg=wg,
+                     stagger=tk.PingPong(config.consumers, wg, config.stagger, STAGGER),
                      blocks=self.softmax.state(smem))
 
     @cute.jit
     def run(self, g, smem, wg):
         config, regs = self.config, self.state(smem, wg)
         regs.ping_pong.start()
+        regs.stagger.start()
         blocks = self.next_task(smem, regs)
         if const_expr(config.overlap_tasks and not self.spec.varlen):
             self.begin(g, smem, regs)
@@ -77,8 +81,10 @@ class Consumer:
     def begin(self, g, smem, regs):
         """A task's first S = Q @ K.T, and its softmax."""
         smem.k_pipe.wait(regs.k)
+        regs.stagger.take()
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
         tk.mma_wait()
+        regs.stagger.give()
         self.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs)
         tk.copy(regs.p, regs.s)

@@ -43,10 +43,11 @@ class AttentionForward:
     ``pack`` query heads of one K/V head share a tile: its row r is query r // pack of head r % pack.
     """
 
-    def __init__(self, spec: AttentionSpec, config: AttentionConfig):
+    def __init__(self, spec: AttentionSpec, config: AttentionConfig, tiles: Optional[Tiles] = None):
+        """tiles: of K and V laid out in another way than `Tiles.of` has them, for another producer."""
         if spec != spec.kernel():
             raise ValueError(f"{type(self).__name__}: {spec} is not a kernel's; that is {spec.kernel()}")
-        self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
+        self.spec, self.config, self.tiles = spec, config, tiles or Tiles.of(spec, config)
         self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
 
     # ---- host ----------------------------------------------------------------------------------

@@ -115,5 +115,6 @@ class State:
     v: tk.Ring
     q: tk.Ring
     ping_pong: tk.PingPong
+    stagger: tk.PingPong
     wg: Int32
     blocks: Any = None  # what another softmax than the forward's knows of blocks of keys

@@ -29,6 +29,10 @@ def _heads(x):
     return cute.make_tensor(x.iterator, cute.make_layout((8, 32, 6), stride=(256, 1, 32)))
 
 
+def _pages(x):
+    return cute.make_tensor(x.iterator, cute.make_layout((8, 32, 2, 4), stride=(64, 1, 32, 512)))
+
+
 HOST = {
     "gl_dtype": (
         lambda x: tk.gl.load(x, tk.st(64, 64)),
@@ -75,6 +79,18 @@ HOST = {
     "ragged_store_rank": (
         lambda x: tk.ragged_store(x),
         ValueError, "ragged_store: x has 2 dimensions, allowed are 3"),
+    "row_groups_rank": (
+        lambda x: tk.row_groups(_heads(x), 32),
+        ValueError, "row_groups: x has 3 dimensions, allowed are 4"),
+    "row_groups_columns": (
+        lambda x: tk.row_groups(_pages(x), 24),
+        ValueError, "row_groups: x has 32 columns, allowed are multiples of 24"),
+    "gl_row_groups_of_a_plain_tensor": (
+        lambda x: tk.gl.load(x, tk.st(64, 64, Float32, row_groups=True)),
+        ValueError, "gl.load: the tile is 64 x 64 fp32 in groups of 8 rows, x's columns are 64"),
+    "gl_plain_tile_of_row_groups": (
+        lambda x: tk.gl.load(tk.row_groups(_pages(x), 32), tk.st(8, 32, Float32)),
+        ValueError, "gl.load: the tile is 8 x 32 fp32, x's columns are"),
     "part_of_two": (
         lambda x: tk.gl.load(x, tk.st(64, 32, Float32)).part(3),
         ValueError, "part: the descriptor is a gl.load of a tensor that is not ragged"),

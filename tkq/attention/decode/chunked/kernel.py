@@ -1,4 +1,6 @@
 """Chunked prefill: attention of many queries of each sequence over a cache, by the forward's consumers."""
+from dataclasses import replace
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -7,8 +9,9 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.decode import words
+from tkq.attention.decode.chunked.plan import PANEL
 from tkq.attention.decode.chunked.producer import PagedProducer
-from tkq.attention.decode.chunked.softmax import AHEAD, PANEL, PagedSoftmax
+from tkq.attention.decode.chunked.softmax import AHEAD, PagedSoftmax
 from tkq.attention.decode.chunked.state import Operands, Results, Scalars, Shared, Sizes
 from tkq.attention.decode.chunked.tasks import Tasks
 from tkq.attention.decode.output import Output
@@ -16,7 +19,7 @@ from tkq.attention.decode.plan import ROWS, key_block
 from tkq.attention.decode.spec import DecodeSpec
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.kernel import AttentionForward
-from tkq.attention.forward.state import Globals
+from tkq.attention.forward.state import Globals, Tiles
 from tkq.runtime.compile import fake
 
 
@@ -35,7 +38,9 @@ class ChunkedPrefill:
         if config.overlap_tasks or config.cluster > 1:
             raise ValueError(f"ChunkedPrefill: {config}: no overlap_tasks, no cluster")
         self.spec, self.cache, self.config = spec, cache, config
-        self.forward = AttentionForward(spec, config)  # whose shared memory and results' form it has
+        tiles = Tiles.of(spec, config)
+        tiles = replace(tiles, **{name: replace(getattr(tiles, name), row_groups=cache.row_groups) for name in "kv"})
+        self.forward = AttentionForward(spec, config, tiles)  # whose shared memory and results' form it has
         self.producer = PagedProducer(spec, cache, config)
         self.consumer = Consumer(spec, config, PagedSoftmax(spec, cache, config))
         self.output = Output(DecodeSpec(spec.dtype, spec.head_dim, spec.head_dim_v, lse=spec.lse))  # its refusal
@@ -63,8 +68,7 @@ class ChunkedPrefill:
     def __call__(self, q: cute.Tensor, operands: Operands, scalars: Scalars, stream: cuda.CUstream):
         spec, cfg, x, sc = self.spec, self.config, operands, scalars
         rows, cols = self.rows(q), self.rows(x.o)
-        k, v = [cute.make_tensor(y.iterator, cute.select(y.layout, [1, 3, 2, 0])) for y in (x.k, x.v)]
-        k_type, v_type = [tk.st(self.cache.box, PANEL, self.forward.tiles.k.dtype) for _ in range(2)]
+        k, v = self.by_rows(x.k), self.by_rows(x.v)
         sizes = self.sizes(q, x, sc)
         batch = sizes.batch
         number = batch * sizes.heads * sizes.tiles
@@ -75,13 +79,23 @@ class ChunkedPrefill:
         counter = cute.make_tensor(x.plan.iterator + words.counters(batch), cute.make_layout(1))
         capped = const_expr(spec.softcap)
         g = Globals(
-            q=tk.gl.load(tk.packed(rows, spec.pack), tiles.q), k=tk.gl.load(k, k_type), v=tk.gl.load(v, v_type),
+            q=tk.gl.load(tk.packed(rows, spec.pack), tiles.q), k=self.boxes(k, tiles.k), v=self.boxes(v, tiles.v),
             o=self.forward.output(cols), lse=self.lse(x.lse) if const_expr(x.lse is not None) else None, sinks=x.sinks,
             tasks=tasks, schedule=tk.Schedule(number, cfg.schedule, cfg.cluster, counter),
             left=sc.left if const_expr(spec.left) else None, right=sc.right if const_expr(spec.right) else None,
             scale=(sc.softcap if capped else sc.scale) * tk.LOG2E, cap=sc.scale / sc.softcap if capped else None)
         self.kernel(g).launch(grid=[tk.blocks_for(cfg.schedule, number, sc.num_sms), 1, 1],
                               block=[tk.WARPGROUP * (cfg.consumers + 1), 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    def boxes(self, x, tile):
+        """What a copy brings of x (row, col, head, page), of a tile."""
+        if self.cache.row_groups:
+            return tk.gl.load(tk.row_groups(x, PANEL), replace(tile, rows=self.cache.box))
+        return tk.gl.load(x, tk.st(self.cache.box, PANEL, tile.dtype))
+
+    def by_rows(self, x):
+        """(row, col, head, page) of pages."""
+        return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
 
     def rows(self, x):
         """(row, col, head) of x (B, Sq, H, D), whose sequences lie one behind the other."""
@@ -108,7 +122,11 @@ class ChunkedPrefill:
             heads_per_kv=Int32(group // self.spec.pack), heads_kv=Int32(heads_kv), group=Int32(group), planned=planned,
             planned_tiles=Int32(ceil_div(planned * group, ROWS)), parts=sc.parts, page=Int32(page),
             pages=Int32(x.k.shape[0]), capacity=Int32(page * of_table), left=sc.left,
-            key_block=key_block(self.spec.head_dim, self.spec.head_dim_v))
+            key_block=key_block(self.spec.head_dim, self.spec.head_dim_v), groups=self.groups(x.k))
+
+    def groups(self, k):
+        """Of 8 rows, from a page of k (page, row, head, col) to the next."""
+        return tk.groups_apart(self.by_rows(k)) if self.cache.row_groups else None
 
     # ---- device --------------------------------------------------------------------------------
 

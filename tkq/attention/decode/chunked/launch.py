@@ -4,7 +4,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tkq.attention.decode.chunked.plan import box_rows, many_queries, packed_heads, plan, takes
+from tkq.attention.decode.chunked.plan import (
+    PANEL,
+    box_rows,
+    groups_apart,
+    many_queries,
+    packed_heads,
+    plan,
+    takes,
+)
 from tkq.attention.decode.chunked.spec import CacheSpec
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
@@ -42,11 +50,18 @@ def kernel_of(call, options) -> Recipe:
                          options.softcap > 0, None if sinks is None else dtypes.name_of(sinks.dtype), True,
                          pack=packed_heads(q.shape[-2] // k.shape[2]),
                          long_window=left and options.left >= LONG_WINDOW)
-    return recipe(spec, CacheSpec(table is not None, call.cu_seqlens_q is not None, box_of(spec, k, table)))
+    return recipe(spec, CacheSpec(table is not None, call.cu_seqlens_q is not None, box_of(spec, k, table),
+                                  table is not None and whole_rows(k, v)))
 
 
 def box_of(spec: AttentionSpec, k: Tensor, table: Tensor | None) -> int:
     return box_rows(plan(spec).kv, None if table is None else k.shape[1])
+
+
+def whole_rows(k: Tensor, v: Tensor) -> bool:
+    """Can a copy bring all columns, see `plan.groups_apart`? Of 64 there is nothing to gain."""
+    apart = groups_apart(k.shape, k.stride())
+    return k.shape[3] > PANEL and apart is not None and apart == groups_apart(v.shape, v.stride())
 
 
 def sinks_of(sinks: Tensor | None, dtype: torch.dtype) -> bool:

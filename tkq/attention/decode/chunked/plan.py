@@ -12,8 +12,10 @@ TILE_ROWS = 128  # of packed queries
 MANY_ROWS = 256  # packed queries of a sequence, on average, from which on they are many
 LEAST_TASKS = 96  # tiles of rows, of all K/V heads, below which too few SMs would work: nothing splits keys here
 MOST_PACKED = 64
+MOST_GROUPS = (1 << 31) - 1
 DIMS = (64, 64), (128, 128), (192, 128), (192, 192), (256, 256)  # D and Dv
 ROWS_OF_TMA = 8  # that pages are a multiple of
+PANEL = 64  # columns of a tile that a swizzled row of 128 bytes has
 
 
 def many_queries(dims: tuple, heads: tuple, queries: int, sequences: int) -> bool:
@@ -42,6 +44,18 @@ def box_rows(keys: int, page: int | None) -> int:
 def takes(page: int | None) -> bool:
     """Can TMA bring such pages?"""
     return page is None or page % ROWS_OF_TMA == 0
+
+
+def groups_apart(shape: tuple, stride: tuple) -> int | None:
+    """Groups of 8 rows from a page to the next, of pages (N, page, Hk, D): then those of all pages are one dimension,
+    and a copy brings rows with all columns. None where pages lie at another distance, or more groups apart than TMA
+    counts."""
+    pages, rows = shape[:2]
+    page, row = stride[:2]
+    if row <= 0 or page % (ROWS_OF_TMA * row):
+        return None
+    apart = page // (ROWS_OF_TMA * row)
+    return apart if (pages - 1) * apart + rows // ROWS_OF_TMA <= MOST_GROUPS else None
 
 
 def producer_warps(keys: int, box: int) -> int:

@@ -1,7 +1,7 @@
 """The producer warps of chunked prefill: they walk a sequence's pages, and bring their boxes of K and V."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
@@ -10,6 +10,8 @@ from tkq.attention.decode.chunked.softmax import AHEAD, FAULT
 from tkq.attention.forward.producer import Producer
 
 WARP = 32
+NO_BOX = -(1 << 30)  # of lanes beyond a tile's boxes: before the first one of any sequence, whatever the block
+LOOKS = 4  # pages that a lane asks for at a time, of those that a task does not see
 BARRIER = 7  # of the producer warps
 
 
@@ -25,6 +27,7 @@ class PagedProducer:
         self.spec, self.cache, self.config = spec, cache, config
         self.forward = Producer(spec, config)  # of Q, and of what a task sees
         self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache.box)
+        self.box_groups = cache.box // 8
 
     @cute.jit
     def run(self, g, smem):
@@ -40,31 +43,31 @@ class PagedProducer:
             t, wrong = tasks.find(number)
             seen = self.forward.seen(g, t)
             last, head = seen.first + seen.blocks - 1, t.head // tasks.heads_per_kv
-            page, row = Int32(-1), Int32(0)
+            at = self.nowhere()
             if t.rows_q > 0:  # of ragged queries there may be fewer tiles than a plan has room for
+                place, pages = self.place(last, steps), self.pages(g, t)
+                found = self.find(t, pages, place)
                 more = self.all_of_sequence(g, t, seen, (wrong, me))
-                place = self.place(last, steps)
-                found = self.find(g, t, place)
-                page, row, word = self.judge(g, *found)
+                at, word = self.judge(g, *found)
                 place = self.before(place, steps)
-                asked_page, asked_row, asked = self.find(g, t, place)
+                found = self.find(t, pages, place)
                 self.tell(smem, word_ring, word | more, me)
-                self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page, row, head, me))
+                self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at, head, me))
                 if me == 0:
                     self.forward.load_q(g, smem, q_ring, t, seen)
                 for _ in cutlass.range(1, seen.blocks, unroll=1):
-                    page_k, row_k, word = self.judge(g, asked_page, asked_row, asked)
+                    at_k, word = self.judge(g, *found)
                     place = self.before(place, steps)
-                    asked_page, asked_row, asked = self.find(g, t, place)
+                    found = self.find(t, pages, place)
                     self.tell(smem, word_ring, word, me)
-                    self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page_k, row_k, head, me))
-                    self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
-                    page, row = page_k, row_k
+                    self.load(k_boxes, g.k, smem.k_pipe, k_ring, (at_k, head, me))
+                    self.load(v_boxes, g.v, smem.v_pipe, v_ring, (at, head, me))
+                    at = at_k
             fetched = Int32(0)
             if me == 0:
                 fetched = schedule.fetch()  # as late as in the forward
             if t.rows_q > 0:
-                self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
+                self.load(v_boxes, g.v, smem.v_pipe, v_ring, (at, head, me))
             number = self.shared(smem, slot, schedule.following(number, fetched), me)
         if me == 0:
             self.forward.close(smem, q_ring)
@@ -91,7 +94,8 @@ class PagedProducer:
 
     def place(self, block, steps):
         """(page of the sequence, box of the page, box of the sequence): this lane's of a block."""
-        box = block * self.boxes + tk.lane_id()
+        lane = tk.lane_id()
+        box = block * self.boxes + cutlass.select_(lane < self.boxes, lane, Int32(NO_BOX))
         number = box // steps[0]
         return number, box - number * steps[0], box
 
@@ -103,29 +107,39 @@ class PagedProducer:
         return (number - pages - cutlass.select_(under, Int32(1), Int32(0)),
                 row + cutlass.select_(under, each, Int32(0)), box - self.boxes)
 
+    def pages(self, g, t):
+        """A task's row of the table."""
+        return g.tasks.table[t.batch_k, None] if self.cache.paged else None
+
     @cute.jit
-    def find(self, g, t, place):
+    def find(self, t, pages, place):
         """(page, row of the page in boxes, is there such a key?) of this lane's box. The page is looked at a block
         later: nothing waits for it here."""
         number, row, box = place
-        asked = (tk.lane_id() < self.boxes) & (box >= 0) & (box * self.cache.box < t.rows_k)
-        page, table = t.batch_k, g.tasks.table
+        # as numbers without a sign, boxes before the first one are behind the last
+        asked = Uint32(box) < Uint32(t.rows_k + self.cache.box - 1) // self.cache.box
+        page = t.batch_k
         if const_expr(self.cache.paged):
             if asked:
-                page = table[t.batch_k, number]
+                page = pages[number]
         else:
             row = box
         return page, row, asked
 
+    def nowhere(self):
+        """Where no row is: (page, box of it), in groups of 8 rows (the first one,)."""
+        return (Int32(-self.box_groups),) if self.cache.row_groups else (Int32(-1), Int32(0))
+
     def judge(self, g, page, row, asked):
-        """(page or -1, row, the block's word)"""
-        pages = g.tasks.sizes.pages
-        there = asked & (page >= 0) & (page < pages)
-        word = Int32(0)
+        """(where the box is, or `nowhere`; the block's word)"""
+        there, word = asked, Int32(0)
         if self.cache.paged:
-            word = cute.arch.vote_ballot_sync(asked & ((page < 0) | (page >= pages)))
-            word = word | self.fault(g, asked & ((page < -1) | (page >= pages)))
-        return cutlass.select_(there, page, Int32(-1)), cutlass.select_(there, row, Int32(0)), word
+            known = Uint32(page) < Uint32(g.tasks.sizes.pages)  # of 0 and more
+            there, missing = asked & known, asked & ~known
+            word = cute.arch.vote_ballot_sync(missing)
+            word = word | self.fault(g, missing & (page != -1))
+        at = (page * g.tasks.sizes.groups + row * self.box_groups,) if self.cache.row_groups else (page, row)
+        return tuple(cutlass.select_(there, x, none) for x, none in zip(at, self.nowhere())), word
 
     @cute.jit
     def fault(self, g, bad):
@@ -145,11 +159,16 @@ class PagedProducer:
         if const_expr(self.cache.paged and not self.cache.ragged):
             if me == 0:
                 sizes, table, bad = g.tasks.sizes, g.tasks.table, cutlass.Boolean(False)
-                for begin, end in g.tasks.unseen(t, seen, self.config.kv):
-                    first = begin // sizes.page
-                    for i in cutlass.range(first + tk.lane_id(), (end + sizes.page - 1) // sizes.page, WARP, unroll=4):
-                        page = table[t.batch_k, i]
-                        bad = bad | (page < -1) | (page >= sizes.pages)
+                for begin, end in g.tasks.unseen(t, seen, self.config.kv, self.spec.left):
+                    after = (end + sizes.page - 1) // sizes.page
+                    for i in cutlass.range(begin // sizes.page + tk.lane_id(), after, WARP * LOOKS, unroll=1):
+                        pages = cute.make_rmem_tensor((LOOKS,), Int32)
+                        for j in cutlass.range_constexpr(LOOKS):  # all asked for before the first is looked at
+                            pages[j] = Int32(-1)
+                            if i + j * WARP < after:
+                                pages[j] = table[t.batch_k, i + j * WARP]
+                        for j in cutlass.range_constexpr(LOOKS):
+                            bad = bad | (pages[j] < -1) | (pages[j] >= sizes.pages)
                 word = word | self.fault(g, bad)
         return word
 
@@ -163,17 +182,17 @@ class PagedProducer:
         ring.advance()
 
     def load(self, boxes, src, pipe, ring, place):
-        """A warp's boxes of a tile of K or V: a tile's panels have all of its rows one behind the other."""
-        page, row, head, me = place
+        """A warp's boxes of a tile of K or V. Each of a tile's panels has all of its rows one behind the other; in
+        groups of 8 rows a box has all panels."""
+        at, head, me = place
         self.acquire(pipe, ring, me)
-        panels = boxes.stages // pipe.stages // self.boxes
         for j in range(0, self.boxes, self.warps):
             box = j + me if self.warps > 1 else Int32(j)
-            of, at = cute.arch.shuffle_sync(page, box), cute.arch.shuffle_sync(row, box)
+            of = tuple(cute.arch.shuffle_sync(x, box) for x in at)
             if j + self.warps <= self.boxes:
-                self.copy(boxes, src, pipe, ring, (panels, box, of, head, at))
+                self.copy(boxes, src, pipe, ring, (box, of, head))
             else:
-                self.copy_if(boxes, src, pipe, ring, (panels, box, of, head, at))
+                self.copy_if(boxes, src, pipe, ring, (box, of, head))
         ring.advance()
 
     @cute.jit
@@ -185,12 +204,16 @@ class PagedProducer:
             pipe.acquire_empty(ring)
 
     def copy(self, boxes, src, pipe, ring, place):
-        panels, box, page, head, row = place
+        box, at, head = place
+        panels = boxes.stages // pipe.stages // self.boxes
         for panel in range(panels):
             where = (ring.stage * panels + panel) * self.boxes + box
-            tk.load_async(boxes[where], src, (page, head, row, panel), pipe.full[ring.stage])
+            if self.cache.row_groups:
+                tk.load_async(boxes[where], src.rows_from(at[0]), (head, 0, 0), pipe.full[ring.stage])
+            else:
+                tk.load_async(boxes[where], src, (at[0], head, at[1], panel), pipe.full[ring.stage])
 
     @cute.jit
     def copy_if(self, boxes, src, pipe, ring, place):
-        if place[1] < self.boxes:
+        if place[0] < self.boxes:
             self.copy(boxes, src, pipe, ring, place)

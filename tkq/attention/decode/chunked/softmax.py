@@ -4,9 +4,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.decode.chunked.plan import PANEL
 from tkq.attention.decode.copies import store16
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 
@@ -14,7 +15,7 @@ INF, NAN = Float32.inf, Float32.nan
 LOWEST = -3.4028234e38
 FAULT = -(1 << 31)  # of a block's word, beside a bit for each box whose keys are skipped
 AHEAD = 2  # words beside a stage each: K may be two blocks before the last V whose stage was free
-ROW_BYTES, PANEL = 128, 64  # of a row in a panel of a tile; its elements
+ROW_BYTES = 128  # of a row in a panel of a tile
 BARRIER = 1
 
 
@@ -49,12 +50,13 @@ class PagedSoftmax:
         inner = self.inner
         tk.zero(regs.norm)
         tk.fill(regs.max, LOWEST)
+        self.clear_if(regs, False)
         inner.scores(g, regs, 0, RIGHT | LEFT)
         regs.blocks.fault[0] = Int32(0)
         self.hide_if(regs, self.word(regs))
         inner.move(g, regs, guarded=False)
         inner.exponentials(g, regs, guarded=False)
-        self.clear(regs)
+        self.clear_if(regs, True)
 
     def step(self, g, regs, i, sides):
         """As the forward's. Keys that are not there share the branch of a max that moves: a block with all keys takes
@@ -99,6 +101,13 @@ class PagedSoftmax:
                 view[1, j] = -INF
 
     @cute.jit
+    def clear_if(self, regs, behind: Constexpr[bool]):
+        """Before and behind the first exponentials: the first consumer clears behind its own, the other before. They
+        wait for each other there, and would else go on in step."""
+        if (regs.wg == 0) == behind:
+            self.clear(regs)
+
+    @cute.jit
     def clear(self, regs):
         """Rows of the first block of V that are behind the sequence's last key, to the end of its box: all consumers
         together."""
@@ -112,14 +121,22 @@ class PagedSoftmax:
             tile, pipe = regs.blocks.v, regs.blocks.v_pipe
             pipe.wait(regs.v)
             chunks = (end - begin) * (ROW_BYTES // 16)
-            at = Int32(tile.staged.iterator.toint()) + regs.v.stage * tile.type.bytes + begin * ROW_BYTES
+            at = Int32(tile.staged.iterator.toint()) + regs.v.stage * tile.type.bytes
             zeros = [Int32(0)] * 4
             me = regs.wg * tk.WARPGROUP + tk.thread_in_warpgroup()
             for panel in cutlass.range_constexpr(self.spec.head_dim_v // PANEL):
                 for i in cutlass.range(me, chunks, threads, unroll=1):
-                    store16(at + panel * (kv * ROW_BYTES) + i * 16, zeros)
+                    store16(at + self.chunk_at(begin * (ROW_BYTES // 16) + i, panel), zeros)
             tk.publish()
             tk.sync(BARRIER, threads)
+
+    def chunk_at(self, chunk, panel):
+        """Bytes from a tile of V to 16 of a panel's, of which ``chunk`` come before."""
+        if not self.cache.row_groups:
+            return panel * (self.config.kv * ROW_BYTES) + chunk * 16
+        chunks = 8 * ROW_BYTES // 16  # of a group of 8 rows
+        group, panels = chunk // chunks, self.spec.head_dim_v // PANEL
+        return (group * panels + panel) * (8 * ROW_BYTES) + (chunk - group * chunks) * 16
 
     @cute.jit
     def statistics(self, g, regs, lse):

@@ -70,7 +70,7 @@ class Sizes:
     """batch: sequences of the plan, of ragged queries tiles. rows: queries of a sequence, of ragged queries of all.
     tiles: of a sequence. heads: of tiles, ``heads_per_kv`` of each K/V head. group: query heads of one. planned:
     queries of a sequence of the plan, of ``planned_tiles`` tiles there. capacity: keys that a sequence may have. left:
-    see `Scalars`."""
+    see `Scalars`. groups: of 8 rows from a page to the next, with ``row_groups``."""
 
     batch: Int32
     rows: Int32
@@ -87,3 +87,4 @@ class Sizes:
     capacity: Int32
     left: Int32
     key_block: Constexpr[int]  # that plans count
+    groups: Optional[Int32] = None

@@ -100,8 +100,11 @@ class Tasks:
             else:
                 plan[words.BEYOND_CACHE] = Int32(1)
 
-    def unseen(self, t: Task, seen, block):
-        """Two ranges of keys that lie in the blocks of ``block`` keys of the sequence's other tasks."""
-        left = self.sizes.left
-        begin = cutlass.select_(left < 0, Int32(0), cutlass.max(t.rows_k - t.rows_q - left, 0) // block * block)
-        return (begin, seen.first * block), ((seen.first + seen.blocks) * block, t.rows_k)
+    def unseen(self, t: Task, seen, block, windows):
+        """Ranges of keys that lie in the blocks of ``block`` keys of the sequence's other tasks. windows: are keys
+        limited on the left?"""
+        behind = (seen.first + seen.blocks) * block, t.rows_k
+        if not windows:
+            return (behind,)
+        begin = cutlass.max(t.rows_k - t.rows_q - self.sizes.left, 0) // block * block
+        return (begin, seen.first * block), behind
