@@ -109,7 +109,8 @@ class Mla:
     def shared(self, al: tk.SharedAllocator) -> Shared:
         keys, deep, float8 = self.config.keys, self.config.deep, self.spec.float8
         many = self.config.multicast
-        pipe = lambda stages, tile, copies=tk.WARPGROUP: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
+        pipe = lambda stages, tile, copies=tk.WARPGROUP, pieces=1: al.pipe(
+            stages * pieces, tile.type.bytes // pieces, 4, many) if many else al.pipe(
             stages, 0, 4, producers=4, copies=copies)
         ring = lambda columns, stages, rows=keys: al.tile(tk.st(rows, columns, self.dtype), stages)
         left, right, rope, p = ring(HALF, deep), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
@@ -118,10 +119,10 @@ class Mla:
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
         raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
         scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
-        copies = 0 if float8 else tk.WARPGROUP
+        copies, pieces = 0 if float8 else tk.WARPGROUP, self.config.pieces
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
-                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
+                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies, pieces), pipe(PAIR, right, copies, pieces),
                       pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
                       raw, scales)
 
