@@ -58,7 +58,7 @@ def test_plans(lengths):
     MlaConfig(multicast=2, ahead=3, pieces=2, rise=8),
     *(pytest.param(MlaConfig(**given), marks=pytest.mark.slow) for given in (
         dict(multicast=1, ahead=3, pieces=2, rise=8), dict(multicast=2, ahead=1), dict(multicast=2, pieces=2),
-        dict(rise=8)))], ids=str)
+        dict(ahead=2, rise=8)))], ids=str)
 def test_other_configs(config):
     """Those that are not planned yet: rows whose largest score rises a little, and much; skipped pages; pages of
     several tiles, with gaps."""

@@ -48,6 +48,8 @@ class Mla:
     """
 
     def __init__(self, spec, config):
+        if spec.float8 and config.ahead:
+            raise NotImplementedError(f"MlaConfig: ahead is {config.ahead}, allowed with float8 rows is 0")
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
         many = BulkProducer if config.multicast else Producer
         self.producer = (Float8Producer if spec.float8 else many)(spec, config)
