@@ -222,8 +222,8 @@ def test_a_spec_refuses_by_name():
 
 
 def test_a_config_refuses_by_name():
-    for words, given in (("pieces is 3", dict(pieces=3, multicast=1)), ("pieces is 2, multicast is 0", dict(pieces=2))):
-        with pytest.raises(ValueError, match=words):
+    for said, given in (("pieces is 3", dict(pieces=3, multicast=1)), ("pieces is 2, multicast is 0", dict(pieces=2))):
+        with pytest.raises(ValueError, match=said):
             MlaConfig(**given)
     with pytest.raises(NotImplementedError, match="ahead is 1, allowed with float8 rows is 0"):
         Mla(MlaSpec("bf16", float8=True), MlaConfig(deep=2, ahead=1))

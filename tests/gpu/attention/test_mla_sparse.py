@@ -47,7 +47,8 @@ def test_rows_that_are_brought_near_are_the_same():
     q, lists = queries(8, 2, 128, 576), mla_sparse.with_ends(mla_sparse.make(8, 2, 400, 16, "queries"), ENDS)
     for indices in (lists.indices, lists.indices.masked_fill(lists.indices % 50 == 7, 1 << 30)):
         plan = tkq.plan_decode(lists.lengths.flatten(), 128, 1, 576, head_dim_v=512)
-        given = Call(q, lists.cache[:, :, None], None, None, plan, indices, lists.lengths), Options(SCALE, return_lse=True)
+        call = Call(q, lists.cache[:, :, None], None, None, plan, indices, lists.lengths)
+        given = call, Options(SCALE, return_lse=True)
         for now, near in zip(launch.decode(*given)[:2], launch.decode(*given, config=MlaConfig(ahead=2))[:2]):
             torch.testing.assert_close(near, now, rtol=0, atol=0, equal_nan=True)
 

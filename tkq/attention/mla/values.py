@@ -79,17 +79,23 @@ class Values:
             if more:
                 tk.wait(smem.scored[regs.ahead.stage], regs.ahead.phase)
                 regs.ahead.advance()
-        for part in cutlass.range_constexpr(2):
-            tk.mma_AB(regs.o[part], smem.p[pair], tile[ring.stage], b_part=part)
-        for i in cutlass.range_constexpr(self.config.pieces - 1):
+        self.products(smem, regs, tile, (pipe, ring))
+        regs.pair.advance()
+        if const_expr(self.left):
+            regs.deep.advance()
+
+
+    def products(self, smem, regs, tile, at):
+        """Each 128 columns of O, and of the tile, which is released by pieces."""
+        (pipe, ring), pieces = at, self.config.pieces
+        for part in range(2):
+            tk.mma_AB(regs.o[part], smem.p[regs.pair.stage], tile[ring.stage], b_part=part)
+        for i in range(pieces - 1):
             tk.mma_wait(1)
             pipe.release(piece(self.config, ring, i))
         tk.mma_wait(0)
         smem.p_pipe.release(regs.pair)
-        pipe.release(piece(self.config, ring, self.config.pieces - 1))
-        regs.pair.advance()
-        if const_expr(self.left):
-            regs.deep.advance()
+        pipe.release(piece(self.config, ring, pieces - 1))
 
 
 @dsl_user_op
