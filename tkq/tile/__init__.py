@@ -66,6 +66,7 @@ from .memory import (
     load_async,
     load_elements,
     prefetch,
+    prefetch_tile,
     publish,
     store_async,
     store_wait,

@@ -11,6 +11,8 @@ from tests.helpers.emulation.mla import shared_tasks
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.decode.planned import Planned
+from tkq.attention.mla.config import MlaConfig
+from tkq.attention.mla.kernel import Mla
 from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
@@ -217,6 +219,14 @@ def test_a_spec_refuses_by_name():
 
     with pytest.raises(NotImplementedError, match="dtype is 'fp16', float8 is True"):
         MlaSpec("fp16", float8=True)
+
+
+def test_a_config_refuses_by_name():
+    for said, given in (("pieces is 3", dict(pieces=3, multicast=1)), ("pieces is 2, multicast is 0", dict(pieces=2))):
+        with pytest.raises(ValueError, match=said):
+            MlaConfig(**given)
+    with pytest.raises(NotImplementedError, match="ahead is 1, allowed with float8 rows is 0"):
+        Mla(MlaSpec("bf16", float8=True), MlaConfig(deep=2, ahead=1))
 
 
 def _float8(**changed):

@@ -6,10 +6,13 @@ import torch
 
 import tkq
 from tests.helpers.attention.kv_cache import ENDS, queries
-from tests.helpers.attention.mla import SCALE, apart, call, compare, make
+from tests.helpers.attention.mla import SCALE, apart, call, compare, judge_all, make
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.decode.launch import make_plan
 from tkq.attention.decode.planned import Planned
+from tkq.attention.mla import launch
+from tkq.attention.mla.check import Call, Options
+from tkq.attention.mla.config import MlaConfig
 from tkq.reference import decode as plans
 from tkq.reference import mla as reference
 
@@ -49,6 +52,31 @@ def test_plans(lengths):
     parts, seqlens = of.parts(torch.cuda.get_device_properties(0).multi_processor_count), torch.tensor(lengths).int()
     assert of.balanced(len(lengths), parts)
     assert torch.equal(make_plan(seqlens.cuda(), of).cpu(), plans.plan_decode(seqlens, None, of, parts))
+
+
+@pytest.mark.parametrize("config", [
+    MlaConfig(multicast=2, ahead=3, pieces=2, rise=8),
+    *(pytest.param(MlaConfig(**given), marks=pytest.mark.slow) for given in (
+        dict(multicast=1, ahead=3, pieces=2, rise=8), dict(multicast=2, ahead=1), dict(multicast=2, pieces=2),
+        dict(ahead=2, rise=8)))], ids=str)
+def test_other_configs(config):
+    """Those that are not planned yet: rows whose largest score rises a little, and much; skipped pages; pages of
+    several tiles, with gaps."""
+    lengths = [*LENGTHS, 8192, 3000]
+    for page, scale in ((64, 1.0), (128, 60.0)):
+        cache, q = make(lengths, page), queries(len(lengths), 1, 128, 576) * scale
+        cache = cache._replace(k=apart(cache.k))
+        plan = tkq.plan_decode(cache.lengths, 128, 1, 576, head_dim_v=512)
+        out = torch.full((*q.shape[:3], 512), math.nan, device="cuda", dtype=q.dtype)
+        given = Call(q, cache.k, cache.table, cache.lengths, plan), Options(SCALE, return_lse=True), out
+        o, lse, *_ = launch.decode(*given, config=config)
+        judge_all(o, lse, q, cache, f"{config}, pages of {page}")
+        table = cache.table.clone()
+        table[-1, 3:5] = -1
+        o, lse, *_ = launch.decode(given[0]._replace(block_table=table), *given[1:], config=config)
+        truth, true_lse = reference.mla_decode(q.double(), cache.k.double(), table, cache.lengths, SCALE)
+        torch.testing.assert_close(o[-1].double(), truth[-1], rtol=0.02, atol=0.02)
+        torch.testing.assert_close(lse[-1], true_lse[-1], rtol=1e-4, atol=1e-3)
 
 
 def test_half_precision():

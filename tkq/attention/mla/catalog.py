@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tkq.attention.mla.config import MlaConfig
 from tkq.attention.mla.launch import recipe
-from tkq.attention.mla.plan import plan
+from tkq.attention.mla.plan import loaded, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -17,7 +17,7 @@ def shipped() -> list:
     pages = [(spec, blocks) for blocks in (0, 1, 2) for spec in _specs()]
     lists = [(MlaSpec("bf16", lse=lse, sparse=True, lengths=n), 0) for n in range(3) for lse in (False, True)]
     float8 = [replace(spec, float8=True) for spec, blocks in pages + lists if not blocks and not spec.lse]
-    return [Shipped(_name(spec, blocks), recipe(spec, MlaConfig(multicast=blocks)), expectation(blocks))
+    return [Shipped(_name(spec, blocks), recipe(spec, loaded(blocks)), expectation(blocks))
             for spec, blocks in pages + lists] + [
                 Shipped(_name(spec, 0), recipe(spec, plan(spec)), expectation(3)) for spec in float8]
 

@@ -11,7 +11,12 @@ def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> Mla
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
     if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
         return MlaConfig(deep=2)
-    return MlaConfig(multicast=0 if spec.sparse else multicast(page, tiles, together))
+    return loaded(0 if spec.sparse else multicast(page, tiles, together))
+
+
+def loaded(blocks: int) -> MlaConfig:
+    """Of tiles that TMA loads for so many blocks; 0: by cp.async."""
+    return MlaConfig(multicast=blocks)
 
 
 def multicast(page: int, tiles: int, together: int) -> int:
