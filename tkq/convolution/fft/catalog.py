@@ -96,13 +96,13 @@ def _name(s: FftSpec, what: str) -> str:
 
 
 def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
-    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left for each input or output tile,
-    which with up to 16 rows are none of wgmma's, and two from the right, forth and back of each block; of the filter's
-    gradient forth twice. Otherwise four of each; split, three times as many. Addresses of the filter's spectrum are
-    spilled, and read once a head; a few of tiles of up to 16 rows, once a tile."""
+    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left, which with up to 16 rows are none
+    of wgmma's, and two from the right, forth and back of each block; of the filter's gradient forth twice. Otherwise
+    four of each; split, three times as many. Addresses of the filter's spectrum are spilled, and read once a head; a
+    few of tiles of up to 16 rows, once a tile."""
     tensor = (48 if s.causal else 64) * (3 if s.split else 1)
     if gradient or s.in_registers:
-        one = 4 * (2 + (2 * s.tiles if s.rows > 16 else 0))
+        one = 8 * (2 if s.rows > 16 else 1)
         tensor = 2 * one * (1 if gradient else s.blocks)
     return Expectation(tensor, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT,
                        local_memory=40 if s.split or (s.in_registers and not gradient) else 0)

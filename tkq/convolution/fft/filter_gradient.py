@@ -241,7 +241,7 @@ class FilterGradient:
         for i in cutlass.range_constexpr(n):
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.scaled(to, held[i], self.factors(of_v, of_w, i))
-            tk.store(tiles[i], to)
+        self.transform.put(tiles, narrow)
         self.transform.written()
         self.ask(g, asked, following, not is_w)
         self.transform.meet(barrier)

@@ -145,7 +145,7 @@ class InRegisters:
         for i in cutlass.range_constexpr(spec.tiles):
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.divided(to, asked[spec.tiles * turns + i], most, i)
-            tk.store(inputs[i], to)
+        self.transform.put(inputs, narrow)
         self.transform.written()
         self.transform.meet(barrier)
         self.transform.forth(acc, narrow, inputs, s.factors)

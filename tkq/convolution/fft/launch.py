@@ -120,8 +120,9 @@ def _filter_gradient(g, dy):
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
     launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head; of columns the
-    # first half are even frequencies
-    tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
+    # first half are even frequencies, of halved rows those of half 0
+    rows = (5, 6, 4) if spec.halved_rows else (5, 4, 6)
+    tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, *rows, 3, 7, 8, 9).reshape(
         H, lags, splits * spec.transforms, spec.rows, 64, 2)
     tiles = tiles.sum(2).view(H, lags, spec.rows, 2, 32, 2).permute(0, 1, 4, 3, 2, 5)
     spectra = torch.view_as_complex(tiles.reshape(H, lags, spec.points, 2))

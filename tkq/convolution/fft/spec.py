@@ -78,6 +78,12 @@ class FftSpec:
         return not self.split and self.blocks <= (1 if self.exact else 2)
 
     @property
+    def halved_rows(self) -> bool:
+        """Is the transform of a tile's rows, too, two of half as many (`tables.halved_row`)? Of complex numbers these are
+        half the work; of real ones, as causal tiles are, there is nothing to gain."""
+        return not self.causal and not self.split
+
+    @property
     def transforms(self) -> int:
         """Of a tile, or of two."""
         return ROWS // self.rows

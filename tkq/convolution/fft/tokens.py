@@ -15,7 +15,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS
-from tkq.convolution.fft.tables import INFINITE, magnitude, power
+from tkq.convolution.fft.tables import INFINITE, halved_row, magnitude, power
 from tkq.tile import vectors
 from tkq.tile.assembly import ptx, ptx_several
 from tkq.tile.maps import element
@@ -71,6 +71,10 @@ class Tokens:
     def where(self, place: Place, tile, r, half):
         """(batch index, token) of a thread's neighbours; r: which of its rows."""
         row = tk.first_row()
+        if self.spec.halved_rows:
+            transform, n1, _ = halved_row(row, self.spec.rows)
+            token = (n1 + self.spec.rows // 2 * r) * COLS + 32 * half + tk.first_col() // 2 * EACH
+            return place.batch + transform * self.spec.tiles + tile, place.token + token
         batch = place.batch + self.spec.sequence(tile, row)
         token = place.token + row % self.spec.rows * COLS + 32 * half + tk.first_col() // 2 * EACH
         if self.spec.rows >= 16:
@@ -126,7 +130,12 @@ class Tokens:
                 most[r, tile] = self._of_row(asked[tile], r)
                 for block in cutlass.range_constexpr(1, len(asked) // self.spec.tiles):
                     most[r, tile] = cutlass.max(most[r, tile], self._of_row(asked[block], r))
-            if const_expr(self.spec.rows >= 16):
+            if const_expr(self.spec.halved_rows and self.spec.rows < 16):
+                both = cutlass.max(most[0, tile], most[1, tile])
+                for shift in cutlass.range_constexpr((2 * self.spec.rows).bit_length() - 1):
+                    both = cutlass.max(both, cute.arch.shuffle_sync_bfly(both, offset=1 << shift))
+                most[0, tile], most[1, tile] = both, both
+            elif const_expr(self.spec.rows >= 16):
                 both = cutlass.max(most[0, tile], most[1, tile])
                 both = cute.arch.warp_redux_sync(both, "max")
                 most[0, tile], most[1, tile] = both, both
