@@ -150,9 +150,9 @@ def _words(tile):
 
 
 def fold_rows(p: Pair):
-    """Of two tiles of real numbers (of two sequences), which a thread has row r and r + 8 of, the sums of these rows and
-    their differences, fp16: `real` has the sums, of the first tile in row r, of the second one in row r + 8; `imag` the
-    differences. In place; each row of a tile is a thread's own."""
+    """Of two tiles of real numbers (of two sequences), of which a thread has rows r and r + 8, the sums of these rows
+    and their differences, fp16: `real` has the sums, of the first tile in row r, of the second one in row r + 8; `imag`
+    the differences. In place; each row of a tile is a thread's own."""
     if not isinstance(p, Pair) or p.dtype is not Float16 or p.cols != COLS:
         raise TypeError(f"fold_rows: the operand is {p}, allowed is a pair of register tiles of 64 x {COLS} fp16")
     real, imag = _words(p.real), _words(p.imag)

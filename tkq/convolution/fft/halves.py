@@ -27,7 +27,7 @@ class Halves:
                        al.allocate_tensor(self.dtype, woven.woven_factors(self.dtype), 16))
 
     def spectra(self, al, parts: int = 1):
-        """Room for those of the filter's parts, likewise."""
+        """Room for spectra, likewise."""
         return al.allocate_tensor(self.dtype, woven.woven_factors(self.dtype, parts), 16)
 
     def fill(self, f: Factors, tables, me):

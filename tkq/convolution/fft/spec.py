@@ -79,8 +79,8 @@ class FftSpec:
 
     @property
     def halved_rows(self) -> bool:
-        """Is the transform of a tile's rows, too, two of half as many (`tables.halved_row`)? Of complex numbers these are
-        half the work; of real ones, as causal tiles are, there is nothing to gain."""
+        """Is the transform of a tile's rows, too, two of half as many (`tables.halved_row`)? Of complex numbers these
+        are half the work; of real ones, as causal tiles are, there is nothing to gain."""
         return not self.causal and not self.split
 
     @property

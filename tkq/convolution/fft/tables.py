@@ -41,6 +41,12 @@ def halved_row(row, rows: int):
     return place // (rows // 2), place % (rows // 2), half
 
 
+def halved_place(transform, place, half, rows: int):
+    """The row that `halved_row` is said of."""
+    at = transform * (rows // 2) + place
+    return at // 8 * 16 + half * 8 + at % 8
+
+
 def root(i, n: int):
     """(cos, sin) of 2 pi i / n, i an int at run time; n a power of 2."""
     i = i & (n - 1)
@@ -127,7 +133,8 @@ class Tables:
     @cute.jit
     def fill_halved_rows(self, to, me, size: cutlass.Constexpr = ROWS):
         """Factors from the left of `halved_row`: of sums to even frequencies, of differences to odd ones, each a matrix
-        of real numbers, transposed that of the way back. to: two tiles. size: only the first so many rows and columns."""
+        of real numbers, transposed that of the way back. to: two tiles. size: only the first so many rows and columns.
+        """
         R, dtype = self.spec.rows, to.type.dtype
         for at in cutlass.range(me, size * size, self.threads, unroll=1):
             (of, k1, imag), (by, n1, by_imag) = halved_row(at // size, R), halved_row(at % size, R)
@@ -205,34 +212,6 @@ class Tables:
         for e in range(4):
             held[e] = four[e]
         cute.autovec_copy(held, to)
-
-    @cute.jit
-    def fill_spectra_at_once(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
-        """As `fill_spectra`, which reads numbers once, all of them before any is used. Of two parts f and g the second
-        one is that of g - i f, G - i F; spectra has F and G.
-
-        to: of the layout `tkq.tile.woven.woven_factors`, and parts, once all have done with what it has. The block's
-        threads meet before, in between, and behind."""
-        parts, most = cute.size(to, mode=[3]), Int32(0)
-        held = cute.make_rmem_tensor((4, self.each * parts), Float32)
-        for j in cutlass.range_constexpr(self.each * parts):
-            self.gather(held[None, j], spectra[j // self.each, None, None], self._mine(j % self.each))
-        sign = -1.0 if self.spec.conjugate else 1.0  # of imaginary parts as they are held
-        for j in cutlass.range_constexpr(self.each, self.each * parts):
-            for e in cutlass.range_constexpr(2):
-                real, imag = held[2 * e, j - self.each], held[2 * e + 1, j - self.each]
-                held[2 * e, j] = held[2 * e, j] + imag * sign
-                held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
-        for j in cutlass.range_constexpr(self.each * parts):
-            for e in cutlass.range_constexpr(4):
-                most = cutlass.max(most, magnitude(held[e, j]))
-        tk.sync_block()
-        down, up = power(self.largest_of_block(most, largest), 0)
-        for j in cutlass.range_constexpr(self.each * parts):
-            there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
-            self.leave(there, [held[e, j] * down for e in range(4)])
-        tk.sync_block()
-        return up
 
     @cute.jit
     def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):

@@ -34,7 +34,7 @@ def _load16(address: Int64, there: Boolean, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def _store16(address: Int64, a: Int32, b: Int32, c: Int32, d: Int32, there: Boolean, *, loc=None, ip=None):
+def store16(address: Int64, a: Int32, b: Int32, c: Int32, d: Int32, there: Boolean, *, loc=None, ip=None):
     """Four words, where there is room."""
     ptx((Int64(address), Int32(a), Int32(b), Int32(c), Int32(d), Int32(there)),
         "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }", "l,r,r,r,r,r", loc, ip)
@@ -130,23 +130,28 @@ class Tokens:
                 most[r, tile] = self._of_row(asked[tile], r)
                 for block in cutlass.range_constexpr(1, len(asked) // self.spec.tiles):
                     most[r, tile] = cutlass.max(most[r, tile], self._of_row(asked[block], r))
-            if const_expr(self.spec.halved_rows and self.spec.rows < 16):
-                both = cutlass.max(most[0, tile], most[1, tile])
-                for shift in cutlass.range_constexpr((2 * self.spec.rows).bit_length() - 1):
-                    both = cutlass.max(both, cute.arch.shuffle_sync_bfly(both, offset=1 << shift))
-                most[0, tile], most[1, tile] = both, both
-            elif const_expr(self.spec.rows >= 16):
+            if const_expr(self.spec.rows < 16):
+                self._of_lanes(most, tile)
+            else:
                 both = cutlass.max(most[0, tile], most[1, tile])
                 both = cute.arch.warp_redux_sync(both, "max")
                 most[0, tile], most[1, tile] = both, both
                 if const_expr(self.spec.rows > 16):
                     if tk.lane_id() == 0:
                         to[warp, tile] = both
-            else:
-                for r in cutlass.range_constexpr(2):
-                    for shift in cutlass.range_constexpr((4 * min(8, self.spec.rows)).bit_length() - 1):
-                        other = cute.arch.shuffle_sync_bfly(most[r, tile], offset=1 << shift)
-                        most[r, tile] = cutlass.max(most[r, tile], other)
+
+    @cute.jit
+    def _of_lanes(self, most: cute.Tensor, tile: cutlass.Constexpr):
+        """most, of sequences that a few lanes have; of halved rows both of a thread's are one's."""
+        lanes = 4 * min(8, self.spec.rows)
+        if const_expr(self.spec.halved_rows):
+            most[0, tile], lanes = cutlass.max(most[0, tile], most[1, tile]), 2 * self.spec.rows
+        for r in cutlass.range_constexpr(1 if self.spec.halved_rows else 2):
+            for shift in cutlass.range_constexpr(lanes.bit_length() - 1):
+                other = cute.arch.shuffle_sync_bfly(most[r, tile], offset=1 << shift)
+                most[r, tile] = cutlass.max(most[r, tile], other)
+        if const_expr(self.spec.halved_rows):
+            most[1, tile] = most[0, tile]
 
     @cute.jit
     def largest(self, most: cute.Tensor, of_warps: cute.Tensor):
@@ -244,7 +249,7 @@ class Tokens:
                 if const_expr(self.spec.vector > 1):
                     there = vectors.run_at(y, (batch, place.head, token), EACH).iterator.toint()
                     words = cute.recast_tensor(eight, Int32)
-                    _store16(there, *[words[j] for j in range(4)], (batch < B) & (token < L))
+                    store16(there, *[words[j] for j in range(4)], (batch < B) & (token < L))
                 else:
                     for e in cutlass.range_constexpr(EACH):
                         if batch < B and token + e < L:
