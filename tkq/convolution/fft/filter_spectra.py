@@ -8,7 +8,6 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.radix import EACH, Radix, Room
-from tkq.convolution.fft.spec import COLS, ROWS
 from tkq.convolution.fft.tables import Tables, magnitude, power, root
 from tkq.convolution.fft.tokens import store16
 from tkq.runtime.compile import fake
@@ -18,18 +17,8 @@ THREADS = 512
 WORDS = 4  # of an access
 
 
-def table_words(spec) -> int:
-    """32-bit words of a part's table: a complex number of each of a tile's elements, fp16, or fp32."""
-    return ROWS * COLS * (2 if spec.exact else 1)
-
-
-def head_words(spec) -> int:
-    """Of a head: its parts' tables, and four words of which the first is what products are multiplied by, fp32."""
-    return spec.blocks * table_words(spec) + WORDS
-
-
 class Given(NamedTuple):
-    """taps (H, taps) fp32, up to as many as tokens, of one at least; spectra (H, `head_words`) int32."""
+    """taps (H, taps) fp32, up to as many as tokens, of one at least; spectra (H, `FftSpec.head_words`) int32."""
 
     taps: cute.Tensor
     spectra: cute.Tensor
@@ -45,14 +34,14 @@ class FilterSpectra:
         self.spec, self.tables, self.radix = spec, Tables(spec, THREADS, halves=True), Radix(spec.points)
         self.heads = THREADS // self.radix.threads  # of a block
         self.lanes = min(32, self.radix.threads)  # of a warp that have one head
-        self.table = table_words(spec) // WORDS
+        self.table = spec.table_words // WORDS
 
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
         H = fake.sym()
         return (fake.tensor("fp32", (H, fake.sym()), (fake.sym64(), 1), align=4),
-                fake.tensor("int32", (H, head_words(self.spec)), (fake.sym64(WORDS), 1)))
+                fake.tensor("int32", (H, self.spec.head_words), (fake.sym64(WORDS), 1)))
 
     @cute.jit
     def __call__(self, taps: cute.Tensor, spectra: cute.Tensor, stream: cuda.CUstream):

@@ -8,7 +8,6 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.filter_spectra import head_words
 from tkq.convolution.fft.halves import Halves
 from tkq.convolution.fft.kernel import FftConv
 from tkq.convolution.fft.ring import SpectraRing
@@ -22,7 +21,7 @@ from tkq.tile import woven
 
 
 class Given(NamedTuple):
-    """u (B, H, L), spectra (H, `filter_spectra.head_words`) int32, gates and y as u."""
+    """u (B, H, L), spectra (H, `FftSpec.head_words`) int32, gates and y as u."""
 
     u: cute.Tensor
     spectra: cute.Tensor
@@ -75,7 +74,7 @@ class InRegisters:
 
     def fake_arguments(self):
         u, (_, pre, post, y, *_), blocks = FftConv(self.spec, self.config).fake_arguments()
-        spectra = fake.tensor("int32", (fake.sym(), head_words(self.spec)), (fake.sym64(4), 1))
+        spectra = fake.tensor("int32", (fake.sym(), self.spec.head_words), (fake.sym64(4), 1))
         return u, (spectra, pre, post, y), blocks
 
     @cute.jit

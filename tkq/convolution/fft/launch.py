@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
-from tkq.convolution.fft.spec import MOST_POINTS, SHARED_BLOCKS, FftSpec
+from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
@@ -76,8 +76,7 @@ def taps_recipe(spec: FftSpec) -> Recipe:
 def tables(g: Given, spec: FftSpec) -> Tensor:
     """Spectra of the filters, with d in their first taps, as kernels `in_registers` have them."""
     taps = readable(filter_of(g)[None])[0]
-    words = spec.blocks * MOST_POINTS * (2 if spec.exact else 1) + 4  # filter_spectra.head_words
-    found = torch.empty(len(taps), words, dtype=torch.int32, device=taps.device)
+    found = torch.empty(len(taps), spec.head_words, dtype=torch.int32, device=taps.device)
     launcher(taps, spectra_recipe(spec))(taps, found)
     return found
 

@@ -4,7 +4,6 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
 import tkq.tile as tk
-from tkq.convolution.fft.filter_spectra import head_words, table_words
 from tkq.tile import vectors, woven
 
 
@@ -19,7 +18,7 @@ class SpectraRing:
     def __init__(self, spec, config):
         self.spec, self.warps = spec, 4 * config.warpgroups
         self.places = 2 if spec.blocks == 1 else 1
-        self.words, self.dtype = head_words(spec), Float32 if spec.exact else Float16
+        self.words, self.dtype = spec.head_words, Float32 if spec.exact else Float16
 
     def allocate(self, al):
         self.memory = al.allocate_tensor(Int32, cute.make_layout((self.words, self.places)), 16)
@@ -81,7 +80,7 @@ class SpectraRing:
 
     def table(self, part: int):
         """Of the head that the warpgroup is at, `tkq.tile.woven.woven_factors`."""
-        there = self.memory.iterator + (self.at[0] % self.places * self.words + part * table_words(self.spec))
+        there = self.memory.iterator + (self.at[0] % self.places * self.words + part * self.spec.table_words)
         there = cute.recast_ptr(there.align(16), dtype=self.dtype)
         return cute.make_tensor(there, woven.woven_factors(self.dtype))
 

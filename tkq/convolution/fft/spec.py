@@ -68,6 +68,18 @@ class FftSpec:
         return max(0, self.blocks - 2)
 
     @property
+    def table_words(self) -> int:
+        """32-bit words of a table of a spectrum, of kernels `in_registers`: a complex number of each of a tile's
+        elements, fp16, or fp32."""
+        return ROWS * COLS * (2 if self.exact else 1)
+
+    @property
+    def head_words(self) -> int:
+        """Of a head: a table of each of the filter's parts, and four words, of which the first is what products are
+        multiplied by, fp32."""
+        return self.blocks * self.table_words + 4
+
+    @property
     def exact(self) -> bool:
         """Are factors between products fp32? A bf16 result is rounded more coarsely than fp16 ones are."""
         return self.dtype != "bf16"
