@@ -17,7 +17,7 @@ THREADS = 512
 
 
 class Given(NamedTuple):
-    """sums (H, blocks, splits, 16, 128, 4) fp32; taps (H, taps) fp32, up to as many as tokens."""
+    """sums as `filter_gradient.Given` has them; taps (H, taps) fp32, up to as many as tokens."""
 
     sums: cute.Tensor
     taps: cute.Tensor
@@ -36,7 +36,7 @@ class FilterTaps:
 
     def fake_arguments(self):
         H = fake.sym()
-        return (fake.tensor("fp32", (H, self.spec.blocks, fake.sym(), 16, tk.WARPGROUP, 4)),
+        return (fake.tensor("fp32", (H, self.spec.blocks, fake.sym(), 16, self.spec.summed_threads, 4)),
                 fake.tensor("fp32", (H, fake.sym()), (fake.sym64(), 1), align=4))
 
     @cute.jit
@@ -56,7 +56,7 @@ class FilterTaps:
         head, block = cutlass.min(item // spec.blocks, H - 1), item % spec.blocks
         total = cute.make_rmem_tensor((2, EACH), Float32)
         total.fill(0.0)
-        count = g.sums.shape[2] * spec.transforms
+        count = g.sums.shape[2] * spec.summed_transforms
         for i in cutlass.range(count, unroll=1):
             for n in cutlass.range_constexpr(EACH):
                 x, y = self.read(g.sums, (head, block), i, me + n * self.radix.threads)
@@ -83,7 +83,7 @@ class FilterTaps:
 
     def read(self, sums: cute.Tensor, place, i, k):
         """A number of a spectrum, of the i-th of a head's splits and transforms in a tile."""
-        transforms, rows = self.spec.transforms, self.spec.rows
+        transforms, rows = self.spec.summed_transforms, self.spec.rows
         (head, block), split, transform = place, i // transforms, i % transforms
         k1, k2 = k % rows, k // rows
         row, col = transform * rows + k1, k2 // 2 + COLS // 2 * (k2 % 2)

@@ -140,7 +140,7 @@ def _filter_gradient(g, dy, taps):
     config = FftConfig(min(2, tiles_of(spec, B)))
     lags = -(-L // spec.points) if g.causal else 1
     splits = splits_of(spec, config, B, H)
-    sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
+    sums = torch.empty(H, lags, splits, 16, spec.summed_threads, 4, dtype=torch.float32, device=u.device)
     launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
     found = torch.empty(H, taps, dtype=torch.float32, device=u.device)
     launcher(u, taps_recipe(spec))(sums, found)

@@ -80,6 +80,17 @@ class FftSpec:
         return self.blocks * self.table_words + 4
 
     @property
+    def summed_threads(self) -> int:
+        """Threads of a warpgroup whose numbers the sums of a filter's gradient are: of transforms that a warp has, all
+        warps' are added up."""
+        return 32 if self.rows <= 16 else 128
+
+    @property
+    def summed_transforms(self) -> int:
+        """Transforms that these have each a sum of."""
+        return self.transforms * self.summed_threads // 128
+
+    @property
     def exact(self) -> bool:
         """Are factors between products fp32? A bf16 result is rounded more coarsely than fp16 ones are."""
         return self.dtype != "bf16"
