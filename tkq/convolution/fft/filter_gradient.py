@@ -120,6 +120,7 @@ class FilterGradient:
         for item in cutlass.range(first, g.u.shape[1] * g.splits, step, unroll=1):
             head, tile = self.of_item(g, item, wg)
             self.head(g, s, asked, Work(wg, head, item % g.splits, tile, *self.of_item(g, item + step, wg)))
+        cute.arch.griddepcontrol_launch_dependents()
 
     def of_item(self, g: Given, item, wg):
         """(head, first tile) of a warpgroup; behind the last one a tile that is not there."""

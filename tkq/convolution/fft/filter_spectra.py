@@ -52,6 +52,7 @@ class FilterSpectra:
 
     @cute.kernel
     def kernel(self, g: Given):
+        cute.arch.griddepcontrol_launch_dependents()  # which wait with what they read of this
         al, spec, size = tk.SharedAllocator(), self.spec, Room.padded(self.spec.points)
         numbers = al.allocate_tensor(Float32, cute.make_layout((2, self.heads * size, spec.blocks)), 16)
         largest = al.allocate_tensor(Int32, cute.make_layout(THREADS // self.lanes), 16)

@@ -42,12 +42,14 @@ class FilterTaps:
     @cute.jit
     def __call__(self, sums: cute.Tensor, taps: cute.Tensor, stream: cuda.CUstream):
         grid = cute.ceil_div(sums.shape[0] * self.spec.blocks, self.items)
-        self.kernel(Given(sums, taps)).launch(grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(Given(sums, taps)).launch(grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream,
+                                           use_pdl=True)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Given):
+        cute.arch.griddepcontrol_wait()
         size, spec, (H, taps) = Room.padded(self.spec.points), self.spec, g.taps.shape
         numbers = tk.SharedAllocator().allocate_tensor(Float32, cute.make_layout((2, self.items * size)), 16)
         thread = cute.arch.thread_idx()[0]

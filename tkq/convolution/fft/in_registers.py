@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float16, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
@@ -41,13 +41,14 @@ class Shared(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A warpgroup's number, the head and the tile that it is at, those that follow."""
+    """A warpgroup's number, the head and the tile that it is at, those that follow if there are more."""
 
     wg: Int32
     head: Int32
     tile: Int32
     next_head: Int32
     next_tile: Int32
+    more: Boolean
 
 
 class InRegisters:
@@ -81,7 +82,7 @@ class InRegisters:
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
         """others: those of `Given` behind u."""
         self.kernel(Given(u, *others)).launch(grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream,
-                                              min_blocks_per_mp=1)
+                                              min_blocks_per_mp=1, use_pdl=True)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -98,16 +99,20 @@ class InRegisters:
         first, end = self.part(g)
         per_head = cute.ceil_div(g.u.shape[0], self.spec.sequences)
         head, tile = Int32(first // per_head), Int32(first % per_head)
-        ring.begin(g.spectra, head, Int32((end - 1) // per_head))
+        heads = head, Int32((end - 1) // per_head)
         asked = [self.tokens.asked(g.pre) for _ in range(self.spec.tiles * self.spec.blocks)]
         head, tile = self.after(head, tile + wg, per_head)
-        self.ask(g, asked, head, tile)
+        count = Int32(end - first)
+        self.ask(g, asked, (head, tile, wg < count))
         self.transform.fill(factors, self.tables, cute.arch.thread_idx()[0])
         tk.publish()
+        if tk.warp_id() == 0:  # the spectra alone are the kernel's before, and warp 0 reads them
+            cute.arch.griddepcontrol_wait()
+        ring.begin(g.spectra, *heads)
         tk.sync_block()
         s = Shared(factors, tiles, of_warps[None, None, wg], before)
-        for _ in cutlass.range(wg, Int32(end - first), n, unroll=1):
-            w = Work(wg, head, tile, *self.after(head, tile + n, per_head))
+        for i in cutlass.range(wg, count, n, unroll=1):
+            w = Work(wg, head, tile, *self.after(head, tile + n, per_head), i + n < count)
             self.tile(g, s, ring, asked, w)
             head, tile = w.next_head, w.next_tile
         ring.leave()
@@ -124,9 +129,9 @@ class InRegisters:
         there = tile < per_head
         return cutlass.select_(there, head, head + 1), cutlass.select_(there, tile, tile - per_head)
 
-    def ask(self, g: Given, asked, head, tile):
-        """Load a tile's numbers; behind the last head none."""
-        there = head < g.u.shape[1]
+    def ask(self, g: Given, asked, which):
+        """Load a tile's numbers, if there is one. which: (head, tile, is it there?)"""
+        head, tile, there = which
         head, tile = cutlass.select_(there, head, 0), cutlass.select_(there, tile, g.u.shape[0])
         for i, to in enumerate(asked):
             self.tokens.ask(to, g.u, g.pre, self.place(head, tile, i), i % self.spec.tiles)
@@ -172,7 +177,7 @@ class InRegisters:
         tk.mma_wait()
         self.transform.back(acc, narrow, between, s.factors)
         if const_expr(turns == spec.blocks - 1):
-            self.ask(g, asked, w.next_head, w.next_tile)
+            self.ask(g, asked, (w.next_head, w.next_tile, w.more))
         self.transform.meet(barrier)
         self.transform.left_back(acc, between, s.factors)
         outer = row_scale(spec.rows) ** 2 * COLUMN_SCALE ** 2 * spec.points
