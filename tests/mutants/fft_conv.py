@@ -1,5 +1,5 @@
 """Faults in the long convolution."""
-from .mutant import family
+from .mutant import family, pressed
 
 TESTS, SPLIT_TESTS = "tests/gpu/convolution/test_fft_conv.py::", "tests/gpu/convolution/test_fft_conv_split.py::"
 NUMERICS, TWO, BLOCKS, NAN, NAN_SPLIT, ENDS, SHORT, PAIRS = ((f"{TESTS}{name}",) for name in (
@@ -13,6 +13,7 @@ OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for
     "test_hard_signals[impulses-4096]"))
 CIRCLE, SPIKE, HEADS_OF_ANY_SIZE = ((f"{TESTS}{name}",) for name in (
     "test_circular[4096-4096]", "test_filters_of_one_frequency", "test_filters_of_any_size_in_turn"))
+HEADS_LOADS = pressed("loads-fft_heads")
 TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
 MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[split] --slow",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
@@ -97,6 +98,9 @@ MUTANTS = (
         "fft", "tkq/convolution/fft/ring.py",
         ("first_head_for_all", "there = vectors.run_at(self.spectra, (self.first + n, 0), self.words).iterator.toint()",
          "there = vectors.run_at(self.spectra, (self.first, 0), self.words).iterator.toint()", IN_TURN),
+        ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_LOADS),
+        ("table_read_before_it_is_there",
+         "tk.wait(self.full[self.at[0] % self.places], (self.at[0] // self.places) & 1)", "", HEADS_LOADS),
         ("scale_of_the_first_place", "return self.memory[self.words - 4, self.at[0] % self.places].bitcast(Float32)",
          "return self.memory[self.words - 4, 0].bitcast(Float32)", HEADS_OF_ANY_SIZE)),
     *family(
