@@ -1,18 +1,21 @@
 """Faults in the long convolution."""
-from .mutant import family
+from .mutant import family, pressed
 
 TESTS, SPLIT_TESTS = "tests/gpu/convolution/test_fft_conv.py::", "tests/gpu/convolution/test_fft_conv_split.py::"
-NUMERICS, TWO, BLOCKS, NAN, NAN_SPLIT, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
+NUMERICS, TWO, BLOCKS, NAN, NAN_SPLIT, ENDS, SHORT, PAIRS = ((f"{TESTS}{name}",) for name in (
     "test_numerics[5-3080-5000]", "test_blocks[8192]", "test_eight_blocks[20000-50000]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False-half]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False-split]", "test_nan_behind_the_ends", "test_short",
-    "test_filters_of_any_size[4096]", "test_partners_of_any_size"))
+    "test_partners_of_any_size"))
 OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for name in (
     "test_numerics[19-1024-1000]", "test_circular[1024-1024]",
     "test_tiles_and_heads_in_turn[9-4096-True]", "test_tiles_and_heads_in_turn[7-8192-True]",
     "test_hard_signals[impulses-4096]"))
+CIRCLE, SPIKE, HEADS_OF_ANY_SIZE = ((f"{TESTS}{name}",) for name in (
+    "test_circular[4096-4096]", "test_filters_of_one_frequency", "test_filters_of_any_size_in_turn"))
+HEADS_LOADS = pressed("loads-fft_heads")
 TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
-MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[half]",)
+MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[split] --slow",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient"))
@@ -34,13 +37,15 @@ MUTANTS = (
         ("frequencies_of_halves_in_order",
          "return col if not self.halves else cutlass.select_(col < COLS // 2, 2 * col, 2 * col - COLS + 1)",
          "return col", NUMERICS),
-        ("second_part_without_the_first", "held[2 * e, j] = held[2 * e, j] + imag * sign",
-         "held[2 * e, j] = held[2 * e, j] + imag * 0.0", TWO),
+        ("halves_of_rows_of_one_sign",
+         "found = cutlass.select_(imag == by_imag, c, cutlass.select_(imag == 0, s, -s))",
+         "found = cutlass.select_(imag == by_imag, c, s)", CIRCLE_OF_WARPS),
+        ("halved_rows_in_order", "return 2 * place + half", "return place + self.spec.rows // 2 * half", CIRCLE),
         ("whole_frequencies_where_quarters_are", "return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)",
          "return k1, 1", NUMERICS),
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
         ("one_warp_says_how_large_the_filter_is", "for w in cutlass.range_constexpr(self.threads // 32):",
-         "for w in cutlass.range_constexpr(1):", SIZES),
+         "for w in cutlass.range_constexpr(1):", SPLIT_ONE),
         ("offsets_of_32_bits",
          "return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)",
          "return cute.make_tensor(spectra.iterator + head * first, layout)", MANY_HEADS),
@@ -65,21 +70,54 @@ MUTANTS = (
         ("blocks_back_as_forth",
          "p, q = (warp_products.diagonal_block(f.rows[i], transposed=True) for i in range(2))",
          "p, q = (warp_products.diagonal_block(f.rows[i]) for i in range(2))", OF_WARPS),
-        ("second_sequence_of_another_sign",
-         "warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])",
-         "warp_products.diagonal_mm([(d.real, q, True), (d.imag, p, True)], tiles[1])", CIRCLE_OF_WARPS)),
+        ("differences_by_the_factors_of_sums", "warp_products.diagonal_mm([(d.imag, q, False)], tiles[1])",
+         "warp_products.diagonal_mm([(d.imag, p, False)], tiles[1])", CIRCLE_OF_WARPS)),
+    *family(
+        "fft", "tkq/tile/woven.py",
+        ("rows_unfolded_the_other_way", "real[i], real[k] = a + b, a - b", "real[i], real[k] = a - b, a + b", CIRCLE)),
+    *family(
+        "fft", "tkq/convolution/fft/radix.py",
+        ("powers_of_roots_stay_the_first", "by = times(by, one)", "by = one", NUMERICS),
+        ("last_butterflies_with_the_roots_of_the_first",
+         "c, s = self.root((me + m * self.threads) % stride, stride * radix)",
+         "c, s = self.root(me % stride, stride * radix)", OF_WARPS)),
+    *family(
+        "fft", "tkq/convolution/fft/filter_spectra.py",
+        ("second_part_without_the_first", "return x * c + before * s, x * s - before * c", "return x * c, x * s", TWO),
+        ("taps_behind_the_last", "return cutlass.select_(n <= last, found, Float32(0.0))", "return found",
+         (f"{TESTS}test_numerics[64-4096-777]",)),
+        ("one_warp_says_how_large", "for w in cutlass.range_constexpr(warps):", "for w in cutlass.range_constexpr(1):",
+         SPIKE)),
+    *family(
+        "fft", "tkq/convolution/fft/filter_taps.py",
+        ("taps_before_the_second_block_left_out", "total[0, n], total[1, n] = total[0, n] - y, total[1, n] + x",
+         "total[0, n], total[1, n] = total[0, n], total[1, n]", TWO),
+        ("transforms_of_a_tile_left_out", "count = g.sums.shape[2] * spec.summed_transforms", "count = g.sums.shape[2]",
+         (f"{TESTS}test_gates_and_odd_lengths",))),
+    *family(
+        "fft", "tkq/convolution/fft/ring.py",
+        ("first_head_for_all", "there = vectors.run_at(self.spectra, (self.first + n, 0), self.words).iterator.toint()",
+         "there = vectors.run_at(self.spectra, (self.first, 0), self.words).iterator.toint()", IN_TURN),
+        ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_LOADS),
+        ("table_read_before_it_is_there",
+         "tk.wait(self.full[self.at[0] % self.places], (self.at[0] // self.places) & 1)", "", HEADS_LOADS),
+        ("scale_of_the_first_place", "return self.memory[self.words - 4, self.at[0] % self.places].bitcast(Float32)",
+         "return self.memory[self.words - 4, 0].bitcast(Float32)", HEADS_OF_ANY_SIZE)),
     *family(
         "fft", "tkq/tile/warp_products.py",
         ("first_warp_rows_for_all", "row = thread_in_warpgroup() // 32 * 16 + matrix % 2 * 8 + lane % 8",
          "row = matrix % 2 * 8 + lane % 8", OF_WARPS)),
     *family(
         "fft", "tkq/convolution/fft/in_registers.py",
-        ("next_tile_in_registers_is_this_one", "cutlass.select_(last, w.next_first, following))",
-         "cutlass.select_(last, w.next_first, tile))", IN_TURN),
-        ("next_head_is_this_one", "self.ask(g, asked, cutlass.select_(last, w.next_head, w.head),",
-         "self.ask(g, asked, w.head,", IN_TURN),
-        ("first_block_forgotten", "woven.woven_mul(narrow, acc, of(0), part, more=(s.before, of(1)))",
-         "woven.woven_mul(narrow, acc, of(0), part)", TWO)),
+        ("next_tile_in_registers_is_this_one", "self.ask(g, asked, (w.next_head, w.next_tile, w.more))",
+         "self.ask(g, asked, (w.next_head, w.tile, w.more))", IN_TURN),
+        ("next_head_is_this_one", "self.ask(g, asked, (w.next_head, w.next_tile, w.more))",
+         "self.ask(g, asked, (w.head, w.next_tile, w.more))", IN_TURN),
+        ("last_tile_of_a_block_left_out", "return block * tiles // blocks, (block + 1) * tiles // blocks",
+         "return block * tiles // blocks, (block + 1) * (tiles - 1) // blocks", IN_TURN),
+        ("first_block_forgotten",
+         "woven.woven_mul(narrow, acc, ring.table(0), part, more=(before, ring.table(1)))",
+         "woven.woven_mul(narrow, acc, ring.table(0), part)", TWO)),
     *family(
         "fft", "tkq/convolution/fft/blocks.py",
         ("first_block_in_every_place", "tk.complex_mul_table(acc, first, part(j), True)",
@@ -91,6 +129,8 @@ MUTANTS = (
         "fft", "tkq/convolution/fft/filter_gradient.py",
         ("other_warpgroups_left_out", "tk.complex_to_table(s.total, total, other > 0)",
          "tk.complex_to_table(s.total, total, False)", NUMERICS),
+        ("other_warps_left_out", "[s.total[None, at + of, i] for of in range(0, tk.WARPGROUP, threads)])",
+         "[s.total[None, at, i]])", OF_WARPS),
         ("first_block_with_the_second_left_out", "if j == 1:", "if j == 2:", TWO),
         ("next_sequence_is_this_one",
          "following = cutlass.select_(j == 0, w.head, after[0]), cutlass.select_(j == 0, tile, after[1]), j",

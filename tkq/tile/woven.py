@@ -149,15 +149,48 @@ def _words(tile):
     return cute.recast_tensor(tile.tensor, Int32)
 
 
-def weave(dst: Pair, a: Pair, table: cute.Tensor):
-    """dst = a * table, woven: sums and differences; in fp16. a: fp32."""
+def fold_rows(p: Pair):
+    """Of two tiles of real numbers (of two sequences), of which a thread has rows r and r + 8, the sums of these rows
+    and their differences, fp16: `real` has the sums, of the first tile in row r, of the second one in row r + 8; `imag`
+    the differences. In place; each row of a tile is a thread's own."""
+    if not isinstance(p, Pair) or p.dtype is not Float16 or p.cols != COLS:
+        raise TypeError(f"fold_rows: the operand is {p}, allowed is a pair of register tiles of 64 x {COLS} fp16")
+    real, imag = _words(p.real), _words(p.imag)
+    for i in range(0, WORDS, 2):
+        (a, b), (c, d) = ((of[i], of[i + 1]) for of in (real, imag))
+        real[i], real[i + 1] = _Fp16.add(a, b), _Fp16.add(c, d)
+        imag[i], imag[i + 1] = _Fp16.sub(a, b), _Fp16.sub(c, d)
+
+
+def unfold_rows(p: Pair):
+    """The way back of ``fold_rows``, fp32: twice the tiles that sums and differences of rows are of. In place."""
+    if not isinstance(p, Pair) or p.dtype is not Float32 or p.cols != COLS:
+        raise TypeError(f"unfold_rows: the operand is {p}, allowed is a pair of register tiles of 64 x {COLS} fp32")
+    real, imag = p.real.tensor, p.imag.tensor
+    for i, k in ((2 * word + e, 2 * word + 2 + e) for word in range(0, WORDS, 2) for e in range(2)):
+        (a, c), (b, d) = ((of[i], of[k]) for of in (real, imag))
+        real[i], real[k] = a + b, a - b
+        imag[i], imag[k] = c + d, c - d
+
+
+def _complex(p: Pair, k, folded):
+    """((a tile, a word) of the real parts, the same of the imaginary ones) of a thread's k-th two neighbours. folded:
+    of rows r `real` has both, in rows r and r + 8, of rows r + 8 `imag`."""
+    if not folded:
+        return (p.real, k), (p.imag, k)
+    of = p.imag if k % 2 else p.real
+    return (of, k - k % 2), (of, k - k % 2 + 1)
+
+
+def weave(dst: Pair, a: Pair, table: cute.Tensor, folded=False):
+    """dst = a * table, woven: sums and differences; in fp16. a: fp32; folded: as of ``_complex``."""
     m, real, imag = _checked("weave", dst, a, table), _words(dst.real), _words(dst.imag)
     for i in range(0, FAR, 2):
         near, far = m.factors(table, i), m.factors(table, i + FAR)
         for r in range(2):
             k = i + r
-            x, y = m.times(m.read(a.real, k), m.read(a.imag, k), *near[r], False)
-            v, w = m.times(m.read(a.real, k + FAR), m.read(a.imag, k + FAR), *far[r], False)
+            x, y = m.times(*(m.read(*at) for at in _complex(a, k, folded)), *near[r], False)
+            v, w = m.times(*(m.read(*at) for at in _complex(a, k + FAR, folded)), *far[r], False)
             real[k], real[k + FAR] = m.word(m.add(x, v)), m.word(m.add(y, w))
             imag[k], imag[k + FAR] = m.word(m.sub(x, v)), m.word(m.sub(y, w))
 
@@ -229,15 +262,19 @@ def _numbers(word):
     return Float32(held[0]), Float32(held[1])
 
 
-def unweave(dst: Pair, a: Pair, table: cute.Tensor):
-    """dst = what a, woven, is the halved sums and differences of, times the conjugate of table, in fp16. a: fp32."""
-    m, real, imag = _checked("unweave", dst, a, table), _words(dst.real), _words(dst.imag)
+def unweave(dst: Pair, a: Pair, table: cute.Tensor, folded=False):
+    """dst = what a, woven, is the halved sums and differences of, times the conjugate of table, in fp16. a: fp32;
+    folded: of dst, as of ``_complex``."""
+    m = _checked("unweave", dst, a, table)
+
+    def leave(found, k):
+        for x, (tile, at) in zip(found, _complex(dst, k, folded), strict=True):
+            _words(tile)[at] = m.word(x)
+
     for i in range(0, FAR, 2):
         near, far = m.factors(table, i), m.factors(table, i + FAR)
         for r in range(2):
             k = i + r
             x, y, v, w = (m.read(t, k + by) for t in (a.real, a.imag) for by in (0, FAR))
-            found = m.times(m.add(x, v), m.add(y, w), *near[r], True)
-            real[k], imag[k] = m.word(found[0]), m.word(found[1])
-            found = m.times(m.sub(x, v), m.sub(y, w), *far[r], True)
-            real[k + FAR], imag[k + FAR] = m.word(found[0]), m.word(found[1])
+            leave(m.times(m.add(x, v), m.add(y, w), *near[r], True), k)
+            leave(m.times(m.sub(x, v), m.sub(y, w), *far[r], True), k + FAR)

@@ -7,8 +7,9 @@ import torch
 import tkq
 from tkq.convolution.fft import launch
 from tkq.convolution.fft.plan import blocks_of, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.radix import Radix
 from tkq.convolution.fft.spec import BLOCKS, COLUMN_SCALE, TRANSFORM_ROWS, FftSpec, row_scale
-from tkq.convolution.fft.tables import Tables, series, token_of
+from tkq.convolution.fft.tables import Tables, halved_place, halved_row, series, token_of
 from tkq.reference import long_convolution as reference
 
 WIDE = torch.float64
@@ -83,17 +84,50 @@ def test_roots_are_those_of_fp32():
         assert max(abs(c - math.cos(x)), abs(s - math.sin(x))) < 2.0**-28
 
 
+class RoomOfOneThread:
+    """`radix.Room` of all threads' numbers at once."""
+
+    def __init__(self, points):
+        self.numbers = torch.full((points + points // 8,), math.nan, dtype=torch.complex128)
+
+    def put(self, i, x):
+        self.numbers[i + i // 8] = torch.complex(*x)
+
+    def get(self, i):
+        found = self.numbers[i + i // 8]
+        return found.real.clone(), found.imag.clone()
+
+    def meet(self):
+        pass
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("points", [128, 256, 512, 1024, 2048, 4096])
+def test_transforms_of_filters(points, inverse):
+    """The kernels' steps, of all threads at once, in float64."""
+    torch.manual_seed(0)
+
+    def root(i, n):
+        angle = 2 * math.pi * i.to(WIDE) / n
+        return angle.cos(), angle.sin()
+
+    radix, x = Radix(points, inverse, root), torch.randn(points, dtype=torch.complex128)
+    me = torch.arange(radix.threads)
+    found = radix.run([(v.real, v.imag) for v in x.view(8, -1)], RoomOfOneThread(points), me)
+    want = torch.fft.ifft(x) * points if inverse else torch.fft.fft(x)
+    torch.testing.assert_close(torch.stack([torch.complex(*v) for v in found]).view(-1), want)
+
+
 @pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (32768, 32768)])
 def test_parts_of_the_filter(L, taps):
     """Blocks with the parts' spectra, forth and mirrored."""
     torch.manual_seed(0)
     u, k, d = randn(1, 2, L), torch.randn(2, taps), torch.randn(2)
-    given = launch.Given(u.bfloat16(), k, d, True, None, None)
+    given = launch.Given(u.half(), k, d, True, None, None)
     spec, blocks = launch.spec_of((given.u,), given), -(-L // 4096)
+    assert not spec.in_registers
     parts = torch.view_as_complex(launch.spectrum(given, spec)).to(torch.complex128)
     moved = launch.quarter(4096, torch.device("cpu")).to(torch.complex128)
-    if spec.in_registers:  # the kernel's
-        parts[:, 1] = parts[:, 1] - 1j * parts[:, 0]
     of_u = torch.fft.fft(torch.nn.functional.pad(u[0], (0, blocks * 4096 - L)).view(2, blocks, 4096) * moved)
 
     def by_blocks(order, parts):
@@ -170,6 +204,35 @@ def test_transforms_by_halves(rows, causal):
     for found, of in zip((back.real, back.imag), place):
         right_ones = torch.stack([want[b].view(-1, 64)[n][tokens] for b, n in of])
         torch.testing.assert_close(found, right_ones, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 16, 32, 64])
+def test_transforms_by_halves_of_rows(rows):
+    """The kernel's steps from the left in float64, of circular ones: sums and differences of rows half a transform
+    apart, real and imaginary parts in rows 8 apart, frequencies in pairs; and back."""
+    torch.manual_seed(0)
+    spec = FftSpec("bf16", rows, False)
+    assert spec.halved_rows and not FftSpec("bf16", rows).halved_rows
+    of, place, half = (torch.tensor(x) for x in zip(*(halved_row(m, rows) for m in range(64)), strict=True))
+    assert len({(int(t), int(p), int(h)) for t, p, h in zip(of, place, half, strict=True)}) == 64
+    assert torch.equal(halved_place(of, place, half, rows), torch.arange(64))
+    u = torch.complex(randn(64 // rows, rows, 3), randn(64 // rows, rows, 3))
+    near = u[of, place + rows // 2 * half].view(4, 2, 8, 3)  # a thread's two rows: (warp, half, g, column)
+    halves, factors = [], []
+    for odd, found in enumerate((near[:, 0] + near[:, 1], near[:, 0] - near[:, 1])):
+        stacked = torch.stack((found.real, found.imag), 1).reshape(64, 3)
+        angle = 2 * math.pi / rows * (place[None] * (2 * place[:, None] + odd)).to(WIDE)
+        c, s = angle.cos(), angle.sin()
+        m, k = half[:, None], half[None]
+        factors.append(torch.where(m == k, c, torch.where(m == 0, s, -s)) * (of[:, None] == of[None]))
+        halves.append((factors[-1] @ stacked).view(4, 2, 8, 3))
+    spectrum = torch.stack([torch.complex(x[:, 0], x[:, 1]) for x in halves], 1).reshape(64, 3)
+    torch.testing.assert_close(spectrum, torch.fft.fft(u, dim=1)[of, 2 * place + half])
+    table, spec_rows = Tables(spec, 128, halves=True), torch.arange(64)
+    assert torch.equal(table.row_frequency(spec_rows), 2 * place + half)
+    e, o = ((f.T @ x.reshape(64, 3)).view(4, 2, 8, 3) for f, x in zip(factors, halves, strict=True))
+    e, o = (torch.complex(x[:, 0], x[:, 1]) for x in (e, o))
+    torch.testing.assert_close(torch.stack((e + o, e - o), 1).reshape(64, 3) / rows, near.reshape(64, 3))
 
 
 @pytest.mark.parametrize("error, words, changed", [

@@ -216,6 +216,25 @@ def test_filters_of_any_size(L):
         assert not tkq.fft_conv(given["u"], given["k"]).any()
 
 
+def test_filters_of_one_frequency():
+    """The spectrum's largest number is one that a single thread has; all are divided by that."""
+    given, t = make(5, 2, 4096, 4096), torch.arange(4096, device="cuda")
+    with torch.no_grad():
+        waves = torch.stack([torch.cos(2 * math.pi * n * t / 4096) for n in (100, 2248)])
+        given["k"].copy_(waves)
+        given["u"].add_(waves)
+    check(given, causal=False, gradients=False)
+
+
+def test_filters_of_any_size_in_turn():
+    """A block goes through several heads, each with a scale of its own."""
+    sizes = torch.exp2(torch.arange(270, device="cuda") % 7 * 10 - 30.0)
+    given = make(1, 270, 256, 256)
+    with torch.no_grad():
+        given["k"].mul_(sizes[:, None])
+    check(given, gradients=False)
+
+
 @pytest.mark.parametrize("L, causal, precision", [
     (63, True, "half"), (6000, True, "half"), (4096, False, "half"), (4096, False, "split"), (9000, True, "half"),
     (250000, True, "half")])

@@ -26,4 +26,16 @@ def split_fft_passes():
     fft_passes("split")
 
 
-CASES = fft_passes, split_fft_passes
+def fft_heads():
+    """Two blocks with several heads each: their tables take turns in a ring."""
+    import tkq
+    from tests.helpers.fft_conv import check, make
+    from tkq.convolution.fft import launch
+
+    launch.SMS = 2
+    given = make(20, 9, 1024, 1024)  # circular: three tiles of a head
+    check(given, causal=False)
+    same_bits(lambda: (tkq.fft_conv(given["u"], given["k"], None, False),))
+
+
+CASES = fft_passes, split_fft_passes, fft_heads

@@ -1,6 +1,6 @@
 """The kernels of long convolutions that tkq itself can choose, and what their machine code must show."""
 from tkq.convolution.fft.config import FftConfig
-from tkq.convolution.fft.launch import gradient_recipe, recipe
+from tkq.convolution.fft.launch import gradient_recipe, recipe, spectra_recipe, taps_recipe
 from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_recipe
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
@@ -25,7 +25,20 @@ def shipped() -> list:
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
                                  _expectation(spec, gradient=True)))
-    return found + _passes() + _millions() + _split()
+    return found + _filters() + _passes() + _millions() + _split()
+
+
+def _filters() -> list:
+    """Of those above, up to two blocks: the filters' spectra, and their gradients."""
+    found = []
+    for rows, causal, blocks in ((32, True, 1), (64, True, 1), (64, True, 2), (16, False, 1), (64, False, 1)):
+        for conjugate in (False, True):
+            spec = FftSpec("bf16", rows, causal, conjugate=conjugate, blocks=blocks)
+            found.append(Shipped(_name(spec, "spectra-of-backward" if conjugate else "spectra"), spectra_recipe(spec),
+                                 Expectation(instructions=("LDS.64", "STG.E.128"), absent=ABSENT)))
+        found.append(Shipped(_name(spec, "filter-taps"), taps_recipe(spec),
+                             Expectation(instructions=("LDG.E.64", "LDS.64"), absent=ABSENT)))
+    return found
 
 
 def _passes() -> list:
@@ -96,13 +109,13 @@ def _name(s: FftSpec, what: str) -> str:
 
 
 def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
-    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left for each input or output tile,
-    which with up to 16 rows are none of wgmma's, and two from the right, forth and back of each block; of the filter's
-    gradient forth twice. Otherwise four of each; split, three times as many. Addresses of the filter's spectrum are
-    spilled, and read once a head; a few of tiles of up to 16 rows, once a tile."""
+    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left, which with up to 16 rows are none
+    of wgmma's, and two from the right, forth and back of each block; of the filter's gradient forth twice. Otherwise
+    four of each; split, three times as many."""
     tensor = (48 if s.causal else 64) * (3 if s.split else 1)
     if gradient or s.in_registers:
-        one = 4 * (2 + (2 * s.tiles if s.rows > 16 else 0))
+        one = 8 * (2 if s.rows > 16 else 1)
         tensor = 2 * one * (1 if gradient else s.blocks)
-    return Expectation(tensor, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT,
-                       local_memory=40 if s.split or (s.in_registers and not gradient) else 0)
+    by_ring = s.in_registers and not gradient
+    return Expectation(tensor, instructions=("LDG.E.128", "STG.E.128", *(("UBLKCP",) if by_ring else ())),
+                       absent=ABSENT[:2] if by_ring else ABSENT, local_memory=40 if s.split else 0)

@@ -24,8 +24,8 @@ ABOVE = 8  # inputs are brought below 2^9: spectra stay below 65504, also of pai
 
 
 class Given(NamedTuple):
-    """u, dy (B, H, L) and their gates; sums (H, blocks, splits, 16, 128, 4) fp32, of the layout `tkq.tile.factors`, the
-    last dimension first; parts in which a head's tiles go to blocks."""
+    """u, dy (B, H, L) and their gates; sums (H, blocks, splits, 16, `FftSpec.summed_threads`, 4) fp32, of the layout
+    `tkq.tile.factors`, the last dimension first; parts in which a head's tiles go to blocks."""
 
     u: cute.Tensor
     dy: cute.Tensor
@@ -89,7 +89,7 @@ class FilterGradient:
             return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
 
         gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        sums = fake.tensor("fp32", (H, fake.sym(), fake.sym(), 16, tk.WARPGROUP, 4))
+        sums = fake.tensor("fp32", (H, fake.sym(), fake.sym(), 16, spec.summed_threads, 4))
         return operand(), (operand(), *gates, sums, Int32(0)), Int32(0)
 
     @cute.jit
@@ -120,6 +120,7 @@ class FilterGradient:
         for item in cutlass.range(first, g.u.shape[1] * g.splits, step, unroll=1):
             head, tile = self.of_item(g, item, wg)
             self.head(g, s, asked, Work(wg, head, item % g.splits, tile, *self.of_item(g, item + step, wg)))
+        cute.arch.griddepcontrol_launch_dependents()
 
     def of_item(self, g: Given, item, wg):
         """(head, first tile) of a warpgroup; behind the last one a tile that is not there."""
@@ -163,20 +164,22 @@ class FilterGradient:
             if w.wg == other:
                 tk.complex_to_table(s.total, total, other > 0)
             tk.sync_block()
-        for i in cutlass.range(w.wg, COLS // 4, n, unroll=1):
-            self.leave(g.sums[w.head, 0, w.part, i, tk.thread_in_warpgroup(), None], [s.total], i)
+        threads = self.spec.summed_threads
+        for item in cutlass.range(cute.arch.thread_idx()[0], COLS // 4 * threads, self.config.threads, unroll=1):
+            at, i = item % threads, item // threads
+            self.leave(g.sums[w.head, 0, w.part, i, at, None],
+                       [s.total[None, at + of, i] for of in range(0, tk.WARPGROUP, threads)])
             if const_expr(self.spec.blocks > 1):
-                self.leave(g.sums[w.head, 1, w.part, i, tk.thread_in_warpgroup(), None],
-                           [s.apart[None, None, None, of] for of in range(n)], i)
+                self.leave(g.sums[w.head, 1, w.part, i, at, None], [s.apart[None, at, i, of] for of in range(n)])
         tk.sync_block()
 
-    def leave(self, to, tables, i):
-        """A thread's i-th four numbers of the tables' sum, in memory."""
+    def leave(self, to, places):
+        """The sum of fours of numbers, in memory."""
         found = cute.make_rmem_tensor((4,), Float32)
-        cute.autovec_copy(tables[0][None, tk.thread_in_warpgroup(), i], found)
-        for table in tables[1:]:
+        cute.autovec_copy(places[0], found)
+        for there in places[1:]:
             four = cute.make_rmem_tensor((4,), Float32)
-            cute.autovec_copy(table[None, tk.thread_in_warpgroup(), i], four)
+            cute.autovec_copy(there, four)
             for e in range(4):
                 found[e] = found[e] + four[e]
         cute.autovec_copy(found, to)
@@ -241,7 +244,7 @@ class FilterGradient:
         for i in cutlass.range_constexpr(n):
             to = narrow.imag if const_expr(i) else narrow.real
             self.tokens.scaled(to, held[i], self.factors(of_v, of_w, i))
-            tk.store(tiles[i], to)
+        self.transform.put(tiles, narrow)
         self.transform.written()
         self.ask(g, asked, following, not is_w)
         self.transform.meet(barrier)

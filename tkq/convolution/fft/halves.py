@@ -23,18 +23,27 @@ class Halves:
 
     def factors(self, al) -> Factors:
         """A block's factors in shared memory, not filled."""
-        return Factors(al.tile(TILE, 2 * self.spec.tiles), al.tile(TILE, 2),
+        return Factors(al.tile(TILE, 2), al.tile(TILE, 2),
                        al.allocate_tensor(self.dtype, woven.woven_factors(self.dtype), 16))
 
     def spectra(self, al, parts: int = 1):
-        """Room for those of the filter's parts, likewise."""
+        """Room for spectra, likewise."""
         return al.allocate_tensor(self.dtype, woven.woven_factors(self.dtype, parts), 16)
 
     def fill(self, f: Factors, tables, me):
         """A block's factors, by its `Tables`; its threads together, which meet behind."""
-        tables.fill_rows(f.rows, me, 16 if self.by_warps else ROWS)
+        fill = tables.fill_halved_rows if self.spec.halved_rows else tables.fill_rows
+        fill(f.rows, me, 16 if self.by_warps else ROWS)
         tables.fill_halves(f.columns, me)
         tables.fill_all_twiddles(f.twiddles)
+
+    @cute.jit
+    def put(self, tiles, narrow: tk.Pair):
+        """The tiles that `forth` takes = a tile's numbers, narrow, or those of two; `written` behind."""
+        if const_expr(self.spec.halved_rows):
+            woven.fold_rows(narrow)
+        for to, of in zip(tiles, (narrow.real, narrow.imag)):
+            tk.store(to, of)
 
     @cute.jit
     def forth(self, spectrum: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
@@ -43,21 +52,21 @@ class Halves:
         if const_expr(self.by_warps):
             self.left_of_warps(spectrum, tiles, f)
         else:
-            for tile in cutlass.range_constexpr(self.spec.tiles):
-                product = tk.mma_AB if tile else tk.mm_AB
-                product(spectrum.real, f.rows[2 * tile], tiles[tile])
-                product(spectrum.imag, f.rows[2 * tile + 1], tiles[tile])
+            tk.mm_AB(spectrum.real, f.rows[0], tiles[0])
+            tk.mm_AB(spectrum.imag, f.rows[1], tiles[-1])
             tk.mma_wait()
-        woven.weave(narrow, spectrum, f.twiddles)
+        woven.weave(narrow, spectrum, f.twiddles, self.spec.halved_rows)
         tk.mm_AB(spectrum.real, narrow.real, f.columns[0])
         tk.mm_AB(spectrum.imag, narrow.imag, f.columns[1])
 
     def left_of_warps(self, d: tk.Pair, tiles, f: Factors):
         """The first product, of each warp its own transforms."""
         p, q = (warp_products.diagonal_block(f.rows[i]) for i in range(2))
-        warp_products.diagonal_mm([(d.real, p, False), (d.imag, q, False)], tiles[0])
-        if self.spec.tiles > 1:
-            warp_products.diagonal_mm([(d.real, warp_products.negative(q), True), (d.imag, p, True)], tiles[1])
+        if self.spec.halved_rows:
+            warp_products.diagonal_mm([(d.real, p, False)], tiles[0])
+            warp_products.diagonal_mm([(d.imag, q, False)], tiles[1])
+        else:
+            warp_products.diagonal_mm([(d.real, p, False), (d.imag, q, False)], tiles[0])
 
     def written(self):
         """What threads have put into tiles is there for products after `meet`; what a warp has for itself, at once."""
@@ -83,7 +92,7 @@ class Halves:
     def back(self, between: tk.Pair, narrow: tk.Pair, tiles, f: Factors):
         """What a product from the left makes the output tiles of, of the halves that are back, in two tiles in shared
         memory, which nobody reads; narrow: registers in between, fp16. Those that share tiles `meet` behind."""
-        woven.unweave(narrow, between, f.twiddles)
+        woven.unweave(narrow, between, f.twiddles, self.spec.halved_rows)
         tk.store(tiles[0], narrow.real)
         tk.store(tiles[1], narrow.imag)
         self.written()
@@ -94,17 +103,15 @@ class Halves:
         if const_expr(self.by_warps):
             self.left_back_of_warps(outputs, tiles, f)
         else:
-            for tile in cutlass.range_constexpr(self.spec.tiles):
-                to = outputs.imag if const_expr(tile) else outputs.real
-                tk.mm_AtB(to, f.rows[2 * tile], tiles[0])
-                tk.mma_AtB(to, f.rows[2 * tile + 1], tiles[1])
+            second = tk.mm_AtB if self.spec.halved_rows else tk.mma_AtB
+            tk.mm_AtB(outputs.real, f.rows[0], tiles[0])
+            second(outputs.imag if self.spec.halved_rows else outputs.real, f.rows[1], tiles[1])
             tk.mma_wait()
+        if const_expr(self.spec.halved_rows):
+            woven.unfold_rows(outputs)
 
     def left_back_of_warps(self, outputs: tk.Pair, tiles, f: Factors):
         p, q = (warp_products.diagonal_block(f.rows[i], transposed=True) for i in range(2))
-        first, second = [(outputs.real, p, False)], [(outputs.real, q, True)]
-        if self.spec.tiles > 1:
-            first.append((outputs.imag, warp_products.negative(q), False))
-            second.append((outputs.imag, p, True))
-        warp_products.diagonal_mm(first, tiles[0])
-        warp_products.diagonal_mm(second, tiles[1])
+        halved = self.spec.halved_rows
+        warp_products.diagonal_mm([(outputs.real, p, False)], tiles[0])
+        warp_products.diagonal_mm([(outputs.imag if halved else outputs.real, q, not halved)], tiles[1])

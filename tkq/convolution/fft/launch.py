@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
-from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
+from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
@@ -42,6 +42,10 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
+    if spec.in_registers:
+        blocks = min(SMS, H * tiles_of(spec, B))
+        launcher(u, recipe(spec, config))(u, (tables(g, spec), pre, post, y), blocks)
+        return y
     splits = splits_of(spec, config, B, H)
     blocks, workspace = min(SMS, H * splits), None
     if spec.blocks > SHARED_BLOCKS:
@@ -57,19 +61,35 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
                    g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal), g.split)
 
 
+def spectra_recipe(spec: FftSpec) -> Recipe:
+    """Of the filters' spectra for kernels of that spec, whatever else it says of these."""
+    plain = FftSpec(spec.dtype, spec.rows, spec.causal, conjugate=spec.conjugate, blocks=spec.blocks)
+    return Recipe("tkq.convolution.fft.filter_spectra:FilterSpectra", (plain,))
+
+
+def taps_recipe(spec: FftSpec) -> Recipe:
+    """Of the filters' gradients, of the sums of kernels of that spec."""
+    return Recipe("tkq.convolution.fft.filter_taps:FilterTaps", (FftSpec("bf16", spec.rows, spec.causal,
+                                                                         blocks=spec.blocks),))
+
+
+def tables(g: Given, spec: FftSpec) -> Tensor:
+    """Spectra of the filters, with d in their first taps, as kernels `in_registers` have them."""
+    taps = readable(filter_of(g)[None])[0]
+    found = torch.empty(len(taps), spec.head_words, dtype=torch.int32, device=taps.device)
+    launcher(taps, spectra_recipe(spec))(taps, found)
+    return found
+
+
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
-    """Of the filter, with d in its first tap: (H, blocks, points, 2). Causal ones at frequencies k - 1/4, of part m of
-    several with the taps before it as the negative imaginary part, which those in registers see to themselves."""
+    """Of the filter, with d in its first tap: (H, blocks, points, 2), for kernels that are not `in_registers`. Causal
+    ones at frequencies k - 1/4, of part m of several with the taps before it as the negative imaginary part."""
     taps = filter_of(g)
     if not spec.causal:
         return torch.view_as_real(torch.fft.fft(taps, spec.points))[:, None]
     by = quarter(spec.points, taps.device)
     if spec.blocks == 1:
         return torch.view_as_real(torch.fft.fft(taps * by[:taps.shape[1]], spec.points))[:, None]
-    if spec.in_registers:
-        n = spec.blocks * spec.points
-        taps = taps if taps.shape[1] == n else torch.nn.functional.pad(taps, (0, n - taps.shape[1]))
-        return torch.view_as_real(torch.fft.fft(taps.unflatten(1, (spec.blocks, spec.points)) * by))
     taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
     taps = taps.view(len(taps), spec.blocks + 1, spec.points)
     return torch.view_as_real(torch.fft.fft(torch.complex(taps[:, 1:], -taps[:, :-1]) * by))
@@ -92,14 +112,17 @@ def quarter(points: int, device: torch.device) -> Tensor:
 def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     """dk (H, taps) float32, of as many taps as k has, of one at least: d's is that of the first one."""
     _, H, L = g.u.shape
-    taps, found = max(1, g.k.shape[1]), torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
-    if g.u.numel():
+    taps = max(1, g.k.shape[1])
+    if not g.u.numel():
+        found = torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
+    else:
         if g.causal or (whole(L) and not g.split):
-            found = _filter_gradient(g, dy)[:, :L]
+            found = _filter_gradient(g, dy, min(taps, L))
         else:  # each of the tokens, and those that are up to L before it
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
             later = torch.cat((torch.zeros_like(dy), dy), 2)
-            found = _filter_gradient(Given(u, g.k, None, True, pre, post, g.split), later)[:, :L]
+            found = _filter_gradient(Given(u, g.k, None, True, pre, post, g.split), later,
+                                     min(taps, L))
     if taps <= L:
         return found[:, :taps].contiguous()
     if g.causal or not L:
@@ -107,31 +130,21 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     return found.repeat(1, -(-taps // L))[:, :taps].contiguous()
 
 
-def _filter_gradient(g, dy):
-    """(H, points)"""
+def _filter_gradient(g, dy, taps):
+    """(H, taps), up to as many as tokens."""
     if g.causal and (g.split or g.u.shape[2] > LONG):
-        return long.filter_gradient(g, dy)
+        return long.filter_gradient(g, dy)[:, :taps]
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)
     config = FftConfig(min(2, tiles_of(spec, B)))
     lags = -(-L // spec.points) if g.causal else 1
     splits = splits_of(spec, config, B, H)
-    sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
+    sums = torch.empty(H, lags, splits, 16, spec.summed_threads, 4, dtype=torch.float32, device=u.device)
     launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
-    # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head; of columns the
-    # first half are even frequencies
-    tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
-        H, lags, splits * spec.transforms, spec.rows, 64, 2)
-    tiles = tiles.sum(2).view(H, lags, spec.rows, 2, 32, 2).permute(0, 1, 4, 3, 2, 5)
-    spectra = torch.view_as_complex(tiles.reshape(H, lags, spec.points, 2))
-    found = torch.fft.ifft(spectra) * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
-    if not g.causal:
-        return found[:, 0].real
-    found = found * quarter(spec.points, u.device).conj_physical()
-    taps = found.real.clone()
-    taps[:, :-1] -= found.imag[:, 1:]  # taps before those of a lag belong to the lag before
-    return taps.view(H, lags * spec.points)
+    found = torch.empty(H, taps, dtype=torch.float32, device=u.device)
+    launcher(u, taps_recipe(spec))(sums, found)
+    return found
 
 
 def _of_twice(g, conjugate):

@@ -68,6 +68,29 @@ class FftSpec:
         return max(0, self.blocks - 2)
 
     @property
+    def table_words(self) -> int:
+        """32-bit words of a table of a spectrum, of kernels `in_registers`: a complex number of each of a tile's
+        elements, fp16, or fp32."""
+        return ROWS * COLS * (2 if self.exact else 1)
+
+    @property
+    def head_words(self) -> int:
+        """Of a head: a table of each of the filter's parts, and four words, of which the first is what products are
+        multiplied by, fp32."""
+        return self.blocks * self.table_words + 4
+
+    @property
+    def summed_threads(self) -> int:
+        """Threads of a warpgroup whose numbers the sums of a filter's gradient are: of transforms that a warp has, all
+        warps' are added up."""
+        return 32 if self.rows <= 16 else 128
+
+    @property
+    def summed_transforms(self) -> int:
+        """Transforms that these have each a sum of."""
+        return self.transforms * self.summed_threads // 128
+
+    @property
     def exact(self) -> bool:
         """Are factors between products fp32? A bf16 result is rounded more coarsely than fp16 ones are."""
         return self.dtype != "bf16"
@@ -76,6 +99,12 @@ class FftSpec:
     def in_registers(self) -> bool:
         """Does a warpgroup have all of its sequences' tokens in registers? See `in_registers.InRegisters`."""
         return not self.split and self.blocks <= (1 if self.exact else 2)
+
+    @property
+    def halved_rows(self) -> bool:
+        """Is the transform of a tile's rows, too, two of half as many (`tables.halved_row`)? Of complex numbers these
+        are half the work; of real ones, as causal tiles are, there is nothing to gain."""
+        return not self.causal and not self.split
 
     @property
     def transforms(self) -> int:

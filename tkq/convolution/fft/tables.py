@@ -29,6 +29,24 @@ def token_of(col):
     return col - at + at // 2 % 4 * 8 + at // 8 * 2 + at % 2
 
 
+def halved_row(row, rows: int):
+    """(transform, place in it, which half) of a row of tiles whose rows are halved: warp w of four has, in rows g and
+    8 + g of its 16, both halves of place 8 w + g. row: also at run time.
+
+    Of tiles that go in and come out places are rows 64 tokens apart, n1, and the halves are n1 and n1 + rows / 2. Of a
+    spectrum they are pairs of frequencies, k1 = 2 place + half. In between a tile has but one half (of frequencies the
+    even ones or the odd ones, of tokens sums or differences), real parts in rows g, imaginary ones in rows 8 + g: a
+    complex product is one real product, and a thread has both parts."""
+    place, half = row // 16 * 8 + row % 8, row // 8 % 2
+    return place // (rows // 2), place % (rows // 2), half
+
+
+def halved_place(transform, place, half, rows: int):
+    """The row that `halved_row` is said of."""
+    at = transform * (rows // 2) + place
+    return at // 8 * 16 + half * 8 + at % 8
+
+
 def root(i, n: int):
     """(cos, sin) of 2 pi i / n, i an int at run time; n a power of 2."""
     i = i & (n - 1)
@@ -81,6 +99,13 @@ class Tables:
         """k2 of a column: of two halves the even ones are first."""
         return col if not self.halves else cutlass.select_(col < COLS // 2, 2 * col, 2 * col - COLS + 1)
 
+    def row_frequency(self, row):
+        """k1 of a row."""
+        if not (self.halves and self.spec.halved_rows):
+            return row % self.spec.rows
+        _, place, half = halved_row(row, self.spec.rows)
+        return 2 * place + half
+
     def shifted(self, k1):
         """(4 r, 4), or (r, 1): the row's frequency r as a fraction."""
         return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)
@@ -104,6 +129,20 @@ class Tables:
                 if const_expr(spec.split):
                     low = 2 * spec.tiles + 2 * tile
                     to[low].tensor[m, k], to[low + 1].tensor[m, k] = rest(p, dtype), rest(q, dtype)
+
+    @cute.jit
+    def fill_halved_rows(self, to, me, size: cutlass.Constexpr = ROWS):
+        """Factors from the left of `halved_row`: of sums to even frequencies, of differences to odd ones, each a matrix
+        of real numbers, transposed that of the way back. to: two tiles. size: only the first so many rows and columns.
+        """
+        R, dtype = self.spec.rows, to.type.dtype
+        for at in cutlass.range(me, size * size, self.threads, unroll=1):
+            (of, k1, imag), (by, n1, by_imag) = halved_row(at // size, R), halved_row(at % size, R)
+            for odd in cutlass.range_constexpr(2):
+                c, s = self.root(n1 * (2 * k1 + odd), R)
+                found = cutlass.select_(imag == by_imag, c, cutlass.select_(imag == 0, s, -s))
+                found = cutlass.select_(of == by, found * Float32(row_scale(R)), Float32(0.0))
+                to[odd].tensor[at // size, at % size] = dtype(found)
 
     @cute.jit
     def fill_columns(self, columns, me):
@@ -160,7 +199,7 @@ class Tables:
         for j in cutlass.range(self.each, unroll=1):
             i = self._mine(j)
             row, col = tk.factor_place(i)
-            r, parts = self.shifted(row % self.spec.rows)
+            r, parts = self.shifted(self.row_frequency(row))
             roots = [self.root(r * token_of(col + e), parts * self.spec.points) for e in range(2)]
             self.leave(to[None, tk.thread_in_warpgroup(), i], [roots[0][0], -roots[0][1], roots[1][0], -roots[1][1]])
 
@@ -173,34 +212,6 @@ class Tables:
         for e in range(4):
             held[e] = four[e]
         cute.autovec_copy(held, to)
-
-    @cute.jit
-    def fill_spectra_at_once(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
-        """As `fill_spectra`, which reads numbers once, all of them before any is used. Of two parts f and g the second
-        one is that of g - i f, G - i F; spectra has F and G.
-
-        to: of the layout `tkq.tile.woven.woven_factors`, and parts, once all have done with what it has. The block's
-        threads meet before, in between, and behind."""
-        parts, most = cute.size(to, mode=[3]), Int32(0)
-        held = cute.make_rmem_tensor((4, self.each * parts), Float32)
-        for j in cutlass.range_constexpr(self.each * parts):
-            self.gather(held[None, j], spectra[j // self.each, None, None], self._mine(j % self.each))
-        sign = -1.0 if self.spec.conjugate else 1.0  # of imaginary parts as they are held
-        for j in cutlass.range_constexpr(self.each, self.each * parts):
-            for e in cutlass.range_constexpr(2):
-                real, imag = held[2 * e, j - self.each], held[2 * e + 1, j - self.each]
-                held[2 * e, j] = held[2 * e, j] + imag * sign
-                held[2 * e + 1, j] = held[2 * e + 1, j] - real * sign
-        for j in cutlass.range_constexpr(self.each * parts):
-            for e in cutlass.range_constexpr(4):
-                most = cutlass.max(most, magnitude(held[e, j]))
-        tk.sync_block()
-        down, up = power(self.largest_of_block(most, largest), 0)
-        for j in cutlass.range_constexpr(self.each * parts):
-            there = to[None, tk.thread_in_warpgroup(), self._mine(j % self.each), j // self.each]
-            self.leave(there, [held[e, j] * down for e in range(4)])
-        tk.sync_block()
-        return up
 
     @cute.jit
     def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
@@ -246,7 +257,7 @@ class Tables:
         spec = self.spec
         row, col = tk.factor_place(i)
         for e in cutlass.range_constexpr(2):
-            at = row % spec.rows + spec.rows * self.frequency(col + e)
+            at = self.row_frequency(row) + spec.rows * self.frequency(col + e)
             imag = spectrum[at, 1]
             four[2 * e], four[2 * e + 1] = spectrum[at, 0], -imag if spec.conjugate else imag
 

@@ -15,7 +15,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS
-from tkq.convolution.fft.tables import INFINITE, magnitude, power
+from tkq.convolution.fft.tables import INFINITE, halved_row, magnitude, power
 from tkq.tile import vectors
 from tkq.tile.assembly import ptx, ptx_several
 from tkq.tile.maps import element
@@ -34,7 +34,7 @@ def _load16(address: Int64, there: Boolean, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def _store16(address: Int64, a: Int32, b: Int32, c: Int32, d: Int32, there: Boolean, *, loc=None, ip=None):
+def store16(address: Int64, a: Int32, b: Int32, c: Int32, d: Int32, there: Boolean, *, loc=None, ip=None):
     """Four words, where there is room."""
     ptx((Int64(address), Int32(a), Int32(b), Int32(c), Int32(d), Int32(there)),
         "{ .reg .pred p; setp.ne.b32 p, $5, 0; @p st.global.v4.b32 [$0], {$1, $2, $3, $4}; }", "l,r,r,r,r,r", loc, ip)
@@ -71,6 +71,10 @@ class Tokens:
     def where(self, place: Place, tile, r, half):
         """(batch index, token) of a thread's neighbours; r: which of its rows."""
         row = tk.first_row()
+        if self.spec.halved_rows:
+            transform, n1, _ = halved_row(row, self.spec.rows)
+            token = (n1 + self.spec.rows // 2 * r) * COLS + 32 * half + tk.first_col() // 2 * EACH
+            return place.batch + transform * self.spec.tiles + tile, place.token + token
         batch = place.batch + self.spec.sequence(tile, row)
         token = place.token + row % self.spec.rows * COLS + 32 * half + tk.first_col() // 2 * EACH
         if self.spec.rows >= 16:
@@ -126,18 +130,28 @@ class Tokens:
                 most[r, tile] = self._of_row(asked[tile], r)
                 for block in cutlass.range_constexpr(1, len(asked) // self.spec.tiles):
                     most[r, tile] = cutlass.max(most[r, tile], self._of_row(asked[block], r))
-            if const_expr(self.spec.rows >= 16):
+            if const_expr(self.spec.rows < 16):
+                self._of_lanes(most, tile)
+            else:
                 both = cutlass.max(most[0, tile], most[1, tile])
                 both = cute.arch.warp_redux_sync(both, "max")
                 most[0, tile], most[1, tile] = both, both
                 if const_expr(self.spec.rows > 16):
                     if tk.lane_id() == 0:
                         to[warp, tile] = both
-            else:
-                for r in cutlass.range_constexpr(2):
-                    for shift in cutlass.range_constexpr((4 * min(8, self.spec.rows)).bit_length() - 1):
-                        other = cute.arch.shuffle_sync_bfly(most[r, tile], offset=1 << shift)
-                        most[r, tile] = cutlass.max(most[r, tile], other)
+
+    @cute.jit
+    def _of_lanes(self, most: cute.Tensor, tile: cutlass.Constexpr):
+        """most, of sequences that a few lanes have; of halved rows both of a thread's are one's."""
+        lanes = 4 * min(8, self.spec.rows)
+        if const_expr(self.spec.halved_rows):
+            most[0, tile], lanes = cutlass.max(most[0, tile], most[1, tile]), 2 * self.spec.rows
+        for r in cutlass.range_constexpr(1 if self.spec.halved_rows else 2):
+            for shift in cutlass.range_constexpr(lanes.bit_length() - 1):
+                other = cute.arch.shuffle_sync_bfly(most[r, tile], offset=1 << shift)
+                most[r, tile] = cutlass.max(most[r, tile], other)
+        if const_expr(self.spec.halved_rows):
+            most[1, tile] = most[0, tile]
 
     @cute.jit
     def largest(self, most: cute.Tensor, of_warps: cute.Tensor):
@@ -235,7 +249,7 @@ class Tokens:
                 if const_expr(self.spec.vector > 1):
                     there = vectors.run_at(y, (batch, place.head, token), EACH).iterator.toint()
                     words = cute.recast_tensor(eight, Int32)
-                    _store16(there, *[words[j] for j in range(4)], (batch < B) & (token < L))
+                    store16(there, *[words[j] for j in range(4)], (batch < B) & (token < L))
                 else:
                     for e in cutlass.range_constexpr(EACH):
                         if batch < B and token + e < L:
