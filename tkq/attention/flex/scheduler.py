@@ -50,7 +50,7 @@ class FlexScheduler:
                 masked = Int32(-1)
             mail.post(ring, *of, t.head // g.tasks.heads_per_kv, cutlass.max(counts.all, 1), masked,
                       g.keys.at(*of, Int32(0), counts))
-            tk.wait(mail.empty[ring.stage], ring.phase ^ 1)
+            tk.wait(mail.empty[ring.stage], ring.phase ^ 1)  # not asked for earlier: the blocks end together
             number = schedule.following(number, schedule.fetch())
         mail.post(ring, *[Int32(0)] * len(FlexTask._fields))
 
