@@ -24,9 +24,9 @@ from tkq.runtime.compile import fake
 class FlexForward:
     """o = softmax(score(scale * q @ k.T) where the mask holds) @ v, and the log-sum-exp of each row.
 
-    Roles and pipes are ``AttentionForward``'s, of which this kernel is made. Three parts differ: a task's key tiles come
-    from the block lists (``KeyTiles``), those that need the mask first; a scheduler warp beside the producer looks the
-    next task up in them (``FlexScheduler``); and between Q @ K.T and the exponentials the functions' graphs are
+    Roles and pipes are ``AttentionForward``'s, of which this kernel is made. Three parts differ: a task's key tiles
+    come from the block lists (``KeyTiles``), those that need the mask first; a scheduler warp beside the producer looks
+    the next task up in them (``FlexScheduler``); and between Q @ K.T and the exponentials the functions' graphs are
     evaluated, element by element in registers (``FlexSoftmax``)."""
 
     def __init__(self, spec: FlexSpec, config: AttentionConfig):
