@@ -66,8 +66,10 @@ def test_lengths(Sq, Sk):
     check(*make(Sq, Sk, seed=1))
 
 
-@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
+@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16), (256, BF16),
+                                      pytest.param(192, FP16, marks=pytest.mark.slow)])
 def test_dtypes_and_dims(D, dtype):
+    """Of wide heads a listed block is two tiles of keys, and the last one ends inside the second."""
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 
 

@@ -46,7 +46,7 @@ class FlexForward:
             scalars.scale, Float32(0.0), Int32(0), Int32(0), scalars.num_sms))
         scored = const_expr(spec.score is not None)
         g = FlexGlobals(
-            q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=tk.gl.store(o, tiles.o),
+            q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=self.base.output(o),
             lse=operands.lse, sinks=None, tasks=tasks, schedule=tk.Schedule(number, cfg.schedule, 1, counter),
             scale=Float32(tk.LOG2E) if scored else scalars.scale * tk.LOG2E, score_scale=scalars.scale,
             keys=KeyTiles(lists, spec.mask is not None, spec.full, spec.q_per, spec.kv_per,

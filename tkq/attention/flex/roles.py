@@ -22,7 +22,7 @@ class FlexProducer:
     @cute.jit
     def run(self, g, smem, numbers, mail):
         """mail: of ``FlexScheduler``."""
-        tk.prefetch(g.q, g.k, g.v, g.o)
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
         k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
         mail_ring = mail.ring()
         t = FlexTask(*mail.read(mail_ring))
@@ -145,4 +145,7 @@ class FlexConsumer:
         self.softmax.statistics(g, regs, lse)
         if const_expr(self.spec.lse):
             self.base.store_lse(g, t, lse, row_tile * 64)
-        self.base.store_o_async(g, smem, regs, row_tile)
+        if const_expr(self.config.o_from_registers):
+            self.base.store_o(g, regs, row_tile * 64)
+        else:
+            self.base.store_o_async(g, smem, regs, row_tile)
