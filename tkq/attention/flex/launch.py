@@ -37,6 +37,15 @@ class Call(NamedTuple):
     blocks: Blocks | None
     scale: float
 
+    def with_tensors(self, tensors) -> Call:
+        """The same of another query, key and value."""
+        return Call(*tensors, *self[3:])
+
+    def kept(self) -> tuple:
+        """What it takes beside these, and may not change until a gradient is made."""
+        functions = [x for x in (self.score, self.mask) if x is not None]
+        return (*[x for of in functions for x in of.tensors], *(() if self.blocks is None else self.blocks.lists))
+
 
 def forward(call: Call, lse: bool, config=None, given: tuple | None = None, rows_first: bool = False):
     """(o, lse or None), of CUDA tensors that have been looked at. o's heads lie as q's do: between rows, or each by
