@@ -73,10 +73,11 @@ def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 
 
-def test_odd_dims():
+@pytest.mark.parametrize("D, Dv, tile", [(96, 72, 128), (200, 136, 256)])
+def test_odd_dims(D, Dv, tile):
     """Narrower than a tile, values of others than keys."""
-    q, k, v = make(300, 300)
-    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
+    q, k, v = make(300, 300, tile)
+    check(q[..., :D], k[..., :D], v[..., :Dv], mask_mod=gallery.causal)
 
 
 @pytest.mark.parametrize("size", [
