@@ -69,6 +69,10 @@ MUTANTS = (
         ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", FULL),
         ("numbers_of_the_first_tile", "numbers[0, stage] = Int32(at[2])", "numbers[0, stage] = Int32(0)", GALLERY)),
     *family(
+        "flex", "tkq/attention/flex/scheduler.py",
+        ("the_second_tile_first", "g.keys.at(*of, Int32(0), counts))", "g.keys.at(*of, Int32(1), counts))", GALLERY),
+        ("tasks_of_no_block_see_one", "masked = Int32(-1)", "masked = Int32(0)", NO_BLOCK)),
+    *family(
         "flex", "tkq/attention/flex/emit.py",
         ("negative_indices_are_the_first", "index = select(index < 0, index + size, index)", "", INDICES),
         ("remainders_of_the_dividends_sign", "return select(wrong, rest + b, rest)", "return rest", WHOLE)),

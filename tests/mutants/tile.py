@@ -15,8 +15,8 @@ MUTANTS = (
          "with cute.arch.elect_one():", MAILBOX),
         ("mailbox_read_without_a_wait", """
             wait(self.full[r.stage], r.phase)
-            values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
-         """, "values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", MAILBOX),
+            return [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
+         """, "return [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", MAILBOX),
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
     *family(

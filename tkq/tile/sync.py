@@ -340,12 +340,20 @@ class Mailbox:
 
     def take(self, r: Ring):
         """Consumer warp: wait for the next values, return them (the same in all lanes), move on."""
-        wait(self.full[r.stage], r.phase)
-        values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
-        cute.arch.sync_warp()
-        arrive(self.empty[r.stage])
+        values = self.read(r)
+        self.release(r)
         r.advance()
         return values
+
+    def read(self, r: Ring):
+        """Consumer warp: ``take`` in steps, wait for the next values and return them; then ``release``, and move on."""
+        wait(self.full[r.stage], r.phase)
+        return [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
+
+    def release(self, r: Ring):
+        """Consumer warp: the slot that was read is free."""
+        cute.arch.sync_warp()
+        arrive(self.empty[r.stage])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tkq.attention.flex import catalog
 from tkq.attention.flex.check import blocks_of, tensors_of
 from tkq.attention.flex.functions.trace import trace
 from tkq.attention.flex.plan import plan
-from tkq.attention.flex.spec import WIDTHS, FlexSpec
+from tkq.attention.flex.spec import WIDTHS, FlexSpec, kv_tile_of
 
 B, H, S = 2, 2, 144
 META = torch.empty(3, device="meta")
@@ -105,10 +105,37 @@ def test_wrong_arguments():
 
 @pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("q_tile", [64, 128])
-@pytest.mark.parametrize("kv_tile", [64, 128])
-def test_every_spec_has_a_plan(D, q_tile, kv_tile):
+@pytest.mark.parametrize("block", [64, 128, 192])
+def test_every_spec_has_a_plan(D, q_tile, block):
+    kv_tile = kv_tile_of(block, D)
     config = plan(FlexSpec("bf16", D, q_tile=q_tile, kv_tile=kv_tile))
-    assert config.tile_rows == q_tile and config.kv == kv_tile
+    assert config.tile_rows == q_tile and config.kv == kv_tile and block % kv_tile == 0
+    if D > 128:
+        with pytest.raises(ValueError, match=f"tiles of 128 keys and {D} columns"):
+            FlexSpec("bf16", D, kv_tile=128)
+
+
+def rows_first(q, k, v):
+    o, lse = tkq.flash_attn(*(x.transpose(1, 2) for x in (q, k, v)), score_mod=gallery.causal_score, return_lse=True)
+    return o.transpose(1, 2), lse
+
+
+def heads_first(q, k, v):
+    return tkq.flex_attention(q, k, v, gallery.causal_score, return_lse=True)
+
+
+@pytest.mark.parametrize("op, call", [("flex_attention", heads_first), ("flash_attn", rows_first)])
+def test_wide_heads_have_no_gradient(op, call):
+    """Refused before anything is computed, also by torch.compile; without one they are as others."""
+    q, k, v = torch.randn(3, 1, 2, 40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    o, lse = call(q, k, v)
+    gallery.judge((o, lse), (q, k, v), gallery.causal_score, gallery.visible(None, 1, 2, 40, 40, "cpu"))
+    q.requires_grad_()
+    for run in (call, torch.compile(call, fullgraph=True, backend="eager")):
+        with pytest.raises(Exception, match=f"{op}: head_dim is 256, supported where a gradient is asked for"):
+            run(q, k, v)
+    with torch.no_grad():
+        assert torch.equal(call(q, k, v)[0], o)
 
 
 def test_shipped_kernels_are_those_of_functions():

@@ -41,6 +41,7 @@ COPIED = {
 
 STORED = {
     "tkqattentionforward": "tasks go from the producer to the consumers by `tile.Mailbox`",
+    "FlexForward": "tasks go from the scheduler warp to the producer by `tile.Mailbox`, with one slot",
     "tkqattentiondecodechunked": "tasks and blocks' words go from the producer to the consumers with Q and K",
     "tkqlinear_attention": "a chunk's P and decays go from the scores' warpgroup to the state's by a pipe",
     "DkvHdim256": "P goes from the warps with dV to those with dK, whose pipe its docstring draws",

@@ -11,7 +11,7 @@ from tkq.attention.flex.launch import Call
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists
 
-LISTS = 6  # their place among what a call with a mask is given, those of keys first
+LISTS = 3  # their place among what a call with a mask is given beside query, key and value, those of keys first
 
 
 class Function(NamedTuple):
@@ -21,36 +21,42 @@ class Function(NamedTuple):
     tensors: tuple
     numbers: tuple
 
+    def of(self, given: tuple) -> Traced:
+        return Traced(self.graph, self.captured(given), self.numbers)
+
+    def captured(self, given: tuple) -> tuple:
+        return tuple([given[i] for i in self.tensors])
+
 
 class Again(NamedTuple):
-    """Of a call, by where what it takes stands among what it is given (``attend.given_of``): no tensor is held. size:
-    of its ``Blocks``, None where there are none; queries: do these have lists of queries?"""
+    """Of a call, by where what it takes stands among what it is given (``attend.given_of``) behind query, key and
+    value: no tensor is held. size: of its ``Blocks``, None where there are none; queries: do these have lists of
+    queries? kept: places of what may not change until a gradient is made."""
 
     score: Function | None
     mask: Function | None
     size: tuple | None
     queries: bool
     scale: float
+    kept: tuple
 
     @staticmethod
     def of(call: Call, given: tuple) -> Again | None:
-        """None where it takes a tensor that is none of ``given``: a copy."""
+        """given: of the call, behind query, key and value. None where it takes a tensor that is none of it: a copy."""
         where, blocks = {id(x): i for i, x in enumerate(given)}, call.blocks
         lists = () if blocks is None else (*blocks.lists, *(blocks.queries or ()))
         tensors = [x for traced in (call.score, call.mask) if traced is not None for x in traced.tensors]
         if not all(map(is_, lists, given[LISTS:])) or not all(id(x) in where for x in tensors):
             return None
-        kept = lambda x: x and Function(x.graph, tuple([where[id(t)] for t in x.tensors]), x.numbers)
-        return Again(kept(call.score), kept(call.mask), blocks and blocks.size, len(lists) > 4, call.scale)
+        score, mask = (x and Function(x.graph, tuple([where[id(t)] for t in x.tensors]), x.numbers)
+                       for x in (call.score, call.mask))
+        kept = *[where[id(x)] for x in tensors], *(range(LISTS, LISTS + 4) if lists else ())
+        return Again(score, mask, blocks and blocks.size, len(lists) > 4, call.scale, kept)
 
     def call_of(self, tensors: tuple, given: tuple) -> Call:
         """Of another call like it, as it is given. tensors: query, key, value."""
-        score, mask, size, queries, scale = self
-        if score is not None:
-            score = Traced(score.graph, tuple([given[i] for i in score.tensors]), score.numbers)
-        if mask is not None:
-            mask = Traced(mask.graph, tuple([given[i] for i in mask.tensors]), mask.numbers)
+        score, mask, size, queries, scale, _ = self
         if size is not None:
             lists = BlockLists(*given[LISTS:LISTS + 4])
             size = Blocks(lists, size, BlockLists(*given[LISTS + 4:LISTS + 8]) if queries else None)
-        return Call(*tensors, score, mask, size, scale)
+        return Call(*tensors, score and score.of(given), mask and mask.of(given), size, scale)

@@ -14,6 +14,7 @@ from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.functions.trace import check_function, trace
 from tkq.attention.flex.launch import Call, calls
 from tkq.attention.flex.lists import widened
+from tkq.attention.flex.spec import backward_width
 from tkq.runtime.call import ops
 
 NOTHING = None, None, None  # of ``given_of``, where a call is not looked up
@@ -73,11 +74,10 @@ def recorded_again(tensors: tuple, given: tuple, rows_first: bool = False) -> tu
     found = calls.known(*given)
     if found is None:
         return None
-    call = found.call_of(tensors, given)
-    learned = learned_of(call)
+    learned = () if found.score is None else _learned(found.score.captured(given[3:]))
     if learned:
-        _refuse_slopes(call.score, learned)
-    return _Recorded.apply(*tensors, (call, given, rows_first, True), *learned)
+        _refuse_slopes(found.score.of(given[3:]), learned)
+    return _Recorded.apply(*tensors, (found, given, rows_first), *learned)
 
 
 def _heads_first(tensors, rows_first):
@@ -92,7 +92,7 @@ def _traced(tensors, asked, want_lse):
     score_mod = None if score_mod is None else check_function("score_mod", score_mod, op)
     mask_mod = mask_mod if block_mask is None else block_mask.mask_mod
     mask_mod = None if mask_mod is None or mask_mod is noop_mask else check_function("mask_mod", mask_mod, op)
-    o, lse = traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse)
+    o, lse = traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse, op)
     return o.transpose(1, 2).contiguous() if rows_first else o, lse
 
 
@@ -105,22 +105,23 @@ def _eager(tensors, asked, want_lse):
     mask = None if mask_mod in (None, noop_mask) else trace("mask_mod", mask_mod, op, depend[1])
     score, mask = settled("score_mod", score, tensors[0], op), settled("mask_mod", mask, tensors[0], op)
     call = Call(*heads, score, mask, blocks, scale)
-    learned = learned_of(call)
+    learned = () if score is None else _learned(score.tensors)
     mode = ops.route(*tensors, *learned)
     if mode == "op":
         raise NotImplementedError(f"{op}: score_mod: captured subclasses of tensors are not supported")
     if mode == "direct":
         return forward(call, want_lse, given, rows_first)
+    backward_width(heads[0].shape[3], heads[2].shape[3], op)
     if call.score is not None:
         _refuse_slopes(call.score, learned)
     if given is not None and not given[_LSE]:
         given = (*given[:_LSE], True, *given[_LSE + 1:])
-    return _Recorded.apply(*tensors, (call, given, rows_first, False), *learned)
+    return _Recorded.apply(*tensors, (call, given, rows_first), *learned)
 
 
-def learned_of(call) -> tuple:
-    """Captured tensors of the score function of which a gradient is asked. Those of a mask have none."""
-    return tuple([x for x in call.score.tensors if x.requires_grad]) if call.score is not None else ()
+def _learned(tensors) -> tuple:
+    """Captured tensors of a score function of which a gradient is asked. Those of a mask have none."""
+    return tuple([x for x in tensors if x.requires_grad])
 
 
 def _refuse_slopes(score, learned):
@@ -134,21 +135,26 @@ def _refuse_slopes(score, learned):
 
 def _record(ctx, q, k, v, asked, *learned):
     """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then. asked:
-    (``Call``, what it is looked up by or None, do rows come first?, is it known?). learned: those of the captured
-    tensors that may require a gradient."""
-    call, given, rows_first, known = asked
+    (``Call``, or ``Again`` of one that is known, what it is looked up by or None, do rows come first?). learned: those
+    of the captured tensors that may require a gradient."""
+    of, given, rows_first = asked
+    known, rest = type(of) is Again, given and given[3:]
+    if known:
+        call_of, kept = lambda tensors: of.call_of(tensors, rest), [rest[i] for i in of.kept]
+    else:
+        call_of, kept = Call(None, None, None, *of[3:]).with_tensors, of.kept()
     found = given and calls.take(*given)
     if not found:
-        q_, k_, v_ = _heads_first((q, k, v), rows_first)
-        found = forward(call._replace(q=q_, k=k_, v=v_, blocks=widened(call.blocks, q_)), True, given, rows_first)
+        call = call_of(_heads_first((q, k, v), rows_first))
+        found = forward(call._replace(blocks=widened(call.blocks, call.q)), True, given, rows_first)
     if given is not None and not known:
-        calls.note(Again.of(call, given), *given)
+        calls.note(Again.of(of, rest), *given)
     o, lse = found
-    _, _, _, score, mask, blocks, _ = call
-    ctx.save_for_backward(q, k, v, o, lse, *(() if score is None else score.tensors),
-                          *(() if mask is None else mask.tensors), *(() if blocks is None else blocks.lists))
-    ctx.call, ctx.rows_first = Call(None, None, None, *call[3:]), rows_first
-    ctx.slots = tuple(i for i, x in enumerate(call.score.tensors) if x.requires_grad) if learned else ()
+    ctx.save_for_backward(q, k, v, o, lse, *kept)
+    ctx.call_of, ctx.rows_first, ctx.slots = call_of, rows_first, ()
+    if learned:
+        captured = of.score.captured(rest) if known else of.score.tensors
+        ctx.slots = tuple(i for i, x in enumerate(captured) if x.requires_grad)
     ctx.set_materialize_grads(False)
     return o, lse
 
@@ -159,7 +165,7 @@ def _back(ctx, do, dlse=None):
     q, k, v, o, lse = ctx.saved_tensors[:5]
     do = torch.zeros_like(o) if do is None else in_memory(do)
     do, q, k, v, o = _heads_first((do, q, k, v, o), ctx.rows_first)
-    call, needed = ctx.call._replace(q=q, k=k, v=v), ctx.needs_input_grad
+    call, needed = ctx.call_of((q, k, v)), ctx.needs_input_grad
     found, learned = gradients(call, (do, o, lse, in_memory(dlse)), needed[:3], tuple(
         slot for slot, need in zip(ctx.slots, needed[4:]) if need))
     found, learned = _heads_first(found, ctx.rows_first), iter(learned)

@@ -12,7 +12,7 @@ from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
 from tkq.attention.flex.functions.derivative import derivative, joint
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.plan import lists_recipe, plan, recipe, states_recipe
-from tkq.attention.flex.spec import WIDTHS, FlexSpec
+from tkq.attention.flex.spec import WITH_GRADIENTS, FlexSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -46,7 +46,7 @@ SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
 def shipped() -> list:
     """Names are unique: flex_attention, forward, backward or captured gradients, dtype, head dim, score."""
     mask, found = causal(), []
-    for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WIDTHS, SCORES.items()):
+    for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WITH_GRADIENTS, SCORES.items()):
         graph = score()
         spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
         found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
@@ -57,7 +57,7 @@ def shipped() -> list:
         spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
                              _of_backward(spec, config), quick=(dtype, dim, name) == QUICK))
-    for dtype, dim in itertools.product(("bf16", "fp16"), WIDTHS):
+    for dtype, dim in itertools.product(("bf16", "fp16"), WITH_GRADIENTS):
         config = capture_plan(dim)
         of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
         spec = CaptureSpec(of, capture_derivatives(alibi(), (0,)), (1,))

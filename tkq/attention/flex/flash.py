@@ -6,7 +6,6 @@ import torch
 from tkq.attention.arguments import OPEN, check_operands, limits, numbers
 from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of, recorded_again, records
 from tkq.attention.flex.check import scale_of
-from tkq.attention.flex.functions.captures import TENSORS
 from tkq.attention.flex.launch import calls
 from tkq.attention.flex.spec import width
 from tkq.runtime.call import check, ops
@@ -47,12 +46,12 @@ def attention(tensors: tuple, functions: Functions, options: Options):
 
 def _given(tensors, functions, options):
     """What such a call is looked up by, as of ``given_of``; Nones for options that may be refused."""
-    *qkv, sinks = tensors
+    qkv, sinks = tensors[:3], tensors[3]
     score_mod, mask_mod, block_mask = functions
     causal, scale, window, softcap, deterministic = options
     if ops.traced() or sinks is not None or causal or window is not OPEN or type(softcap) is not float or deterministic:
         return NOTHING
-    if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
+    if mask_mod is not None and block_mask is not None:
         return NOTHING
     score_mod = capped(score_mod, softcap) if softcap else score_mod
     return given_of(qkv, (True, scale, OP), score_mod, mask_mod, block_mask)

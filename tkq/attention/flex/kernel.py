@@ -13,6 +13,7 @@ from tkq.attention.common.operands import Scalars as AttentionScalars
 from tkq.attention.flex.fakes import captured, ints
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.roles import FlexConsumer, FlexProducer
+from tkq.attention.flex.scheduler import FlexScheduler, FlexTask
 from tkq.attention.flex.spec import FlexSpec
 from tkq.attention.flex.state import FlexGlobals, KeyTiles
 from tkq.attention.forward.config import AttentionConfig
@@ -23,14 +24,16 @@ from tkq.runtime.compile import fake
 class FlexForward:
     """o = softmax(score(scale * q @ k.T) where the mask holds) @ v, and the log-sum-exp of each row.
 
-    Roles and pipes are ``AttentionForward``'s, of which this kernel is made. Two parts differ: a task's key tiles come
-    from the block lists (``KeyTiles``), those that need the mask first; and between Q @ K.T and the exponentials the
-    functions' graphs are evaluated, element by element in registers (``FlexSoftmax``)."""
+    Roles and pipes are ``AttentionForward``'s, of which this kernel is made. Three parts differ: a task's key tiles
+    come from the block lists (``KeyTiles``), those that need the mask first; a scheduler warp beside the producer looks
+    the next task up in them (``FlexScheduler``); and between Q @ K.T and the exponentials the functions' graphs are
+    evaluated, element by element in registers (``FlexSoftmax``)."""
 
     def __init__(self, spec: FlexSpec, config: AttentionConfig):
         self.spec, self.config = spec, config
         self.base = AttentionForward(spec.attention, config)
         self.producer, self.consumer = FlexProducer(spec, config), FlexConsumer(spec, config)
+        self.scheduler = FlexScheduler(spec, config)
 
     @cute.jit
     def __call__(self, operands: Operands, lists: Optional[BlockLists], score: Optional[Captured],
@@ -43,7 +46,7 @@ class FlexForward:
             scalars.scale, Float32(0.0), Int32(0), Int32(0), scalars.num_sms))
         scored = const_expr(spec.score is not None)
         g = FlexGlobals(
-            q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=tk.gl.store(o, tiles.o),
+            q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=self.base.output(o),
             lse=operands.lse, sinks=None, tasks=tasks, schedule=tk.Schedule(number, cfg.schedule, 1, counter),
             scale=Float32(tk.LOG2E) if scored else scalars.scale * tk.LOG2E, score_scale=scalars.scale,
             keys=KeyTiles(lists, spec.mask is not None, spec.full, spec.q_per, spec.kv_per,
@@ -77,15 +80,24 @@ class FlexForward:
     def kernel(self, g: FlexGlobals):
         cfg, allocator = self.config, tk.SharedAllocator()
         smem, numbers = self.base.shared(allocator), allocator.vector(1, cfg.stages, Int32)
+        mail = allocator.mailbox(len(FlexTask._fields), 1, 1)
         n = cfg.consumers * cfg.q_stages
 
         def initialise():
             smem.k_pipe.init()
             smem.v_pipe.init()
+            mail.init()
             for i in cutlass.range_constexpr(n):
                 tk.init(smem.q_full[i], 1)
                 tk.init(smem.q_empty[i], 4)
 
         tk.init_block(initialise, 1)
-        tk.specialise(lambda: self.producer.run(g, smem, numbers),
-                      lambda wg: self.consumer.run(g, smem, numbers, wg), cfg.consumers, cfg.registers)
+        tk.specialise(lambda: self.first_warps(g, smem, numbers, mail),
+                      lambda wg: self.consumer.run(g, smem, numbers, wg), cfg.consumers, cfg.registers, 2)
+
+    @cute.jit
+    def first_warps(self, g: FlexGlobals, smem, numbers, mail):
+        if tk.warp_id() == 0:
+            self.producer.run(g, smem, numbers, mail)
+        else:
+            self.scheduler.run(g, mail)

@@ -13,7 +13,7 @@ from tkq.attention.flex.functions.trace import Traced
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.plan import plan, recipe
-from tkq.attention.flex.spec import FlexSpec, tile_of, width
+from tkq.attention.flex.spec import FlexSpec, kv_tile_of, tile_of, width
 from tkq.attention.forward.plan import length_class
 from tkq.runtime import function
 from tkq.runtime.call import alloc, counters, dtypes
@@ -36,6 +36,15 @@ class Call(NamedTuple):
     mask: Traced | None
     blocks: Blocks | None
     scale: float
+
+    def with_tensors(self, tensors) -> Call:
+        """The same of another query, key and value."""
+        return Call(*tensors, *self[3:])
+
+    def kept(self) -> tuple:
+        """What it takes beside these, and may not change until a gradient is made."""
+        functions = [x for x in (self.score, self.mask) if x is not None]
+        return (*[x for of in functions for x in of.tensors], *(() if self.blocks is None else self.blocks.lists))
 
 
 def forward(call: Call, lse: bool, config=None, given: tuple | None = None, rows_first: bool = False):
@@ -60,8 +69,9 @@ def run(call: Call, o, lse, config=None):
     """Launch the kernel into o and lse; (the kernel's function, its arguments)."""
     q = call.q
     lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
-    tiles, graphs = (tile_of(size[0]), tile_of(size[1])), (x and x.graph for x in (call.score, call.mask))
-    spec = FlexSpec(dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), lse is not None, *graphs,
+    columns, graphs = width(q.shape[3], call.v.shape[3]), (x and x.graph for x in (call.score, call.mask))
+    tiles = tile_of(size[0]), kv_tile_of(size[1], columns)
+    spec = FlexSpec(dtypes.name_of(q.dtype), columns, lse is not None, *graphs,
                     lists is not None, lists is not None and lists.full_num is not None, *tiles,
                     size[0] // tiles[0], size[1] // tiles[1])
     kernel, num_sms = _launcher(q.device, spec, config or length_class(call.k.shape[2]))

@@ -8,8 +8,12 @@ from tkq.runtime.compile.recipe import Recipe
 
 def plan(spec: FlexSpec, length: str = "medium") -> AttentionConfig:
     """A tile of rows for each consumer warpgroup, of which two share a listed block's 128 rows; in turns where
-    ``flash_attn`` takes turns. length: class of the keys' number."""
+    ``flash_attn`` takes turns. length: class of the keys' number. Of more than 128 columns there is room for one tile
+    of Q, and none for O, beside two of K and V."""
     consumers = spec.q_tile // 64
+    if spec.head_dim > 128:
+        return AttentionConfig(kv=spec.kv_tile, consumers=consumers, q_stages=1, o_from_registers=True,
+                               ping_pong=False).check(spec.head_dim, spec.head_dim)
     ping_pong = consumers > 1 and attention_plan(spec.attention, length).ping_pong
     return AttentionConfig(kv=spec.kv_tile, consumers=consumers, ping_pong=ping_pong).check(spec.head_dim,
                                                                                             spec.head_dim)

@@ -1,66 +1,51 @@
 """The producer warp and a consumer warpgroup: ``flash_attn``'s, with a list of key tiles in the place of a range."""
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.mask import KeyBlockRange
-from tkq.attention.common.tile_order import even_l2_section, heads_in_l2_section
+from tkq.attention.flex.scheduler import AHEAD, FlexTask
 from tkq.attention.flex.softmax import FlexSoftmax
+from tkq.attention.flex.state import Counts
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.producer import Producer
-
-MANY = 8  # tasks of each block: a look at the lists is a small part of their time
+from tkq.attention.forward.tile_scheduler import Task
 
 
 class FlexProducer:
     """Each tile of K takes along which one it is: consumers do not look it up in lists again."""
 
     def __init__(self, spec, config):
-        self.spec, self.config, self.base = spec, config, Producer(spec.attention, config)
+        self.config, self.base = config, Producer(spec.attention, config)
 
     @cute.jit
-    def run(self, g, smem, numbers):
-        tk.prefetch(g.q, g.k, g.v, g.o)
+    def run(self, g, smem, numbers, mail):
+        """mail: of ``FlexScheduler``."""
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
         k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
-        tasks, schedule = g.tasks.begin(g.schedule)
-        if const_expr(self.spec.blocks):
-            tasks = replace(tasks, l2_section=self.l2_section(g, schedule))
-        number = schedule.first()
-        while number < schedule.tasks:
-            t = tasks.find(number)
-            of, kv_head = (t.batch, t.head, t.tile), t.head // g.tasks.heads_per_kv
-            counts = g.keys.counts(*of)
-            blocks, masked = cutlass.max(counts.all, 1), counts.masked
-            if counts.all == 0:  # one tile, of which no key is seen
-                masked = Int32(-1)
-            tile, following = g.keys.at(*of, Int32(0), counts), g.keys.at(*of, Int32(1), counts)
-            self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
-            self.base.load_q(g, smem, q_ring, t, KeyBlockRange(0, blocks, masked, 0))
-            for j in cutlass.range(1, blocks, unroll=1):
+        mail_ring = mail.ring()
+        t = FlexTask(*mail.read(mail_ring))
+        while t.blocks > 0:
+            of, counts = (t.batch, t.head, t.tile), Counts(cutlass.max(t.masked, 0), t.blocks)
+            tile = t.first
+            self.load_k(g, smem, numbers, k_ring, (t.batch, t.kv_head, tile))
+            self.base.load_q(g, smem, q_ring, Task(t.batch, t.batch, t.head, t.tile, g.tasks.rows_q, g.tasks.rows_k),
+                             KeyBlockRange(0, t.blocks, t.masked, 0))
+            following = g.keys.at(*of, Int32(1), counts)
+            if t.blocks <= AHEAD:
+                mail.release(mail_ring)
+            for j in cutlass.range(1, t.blocks, unroll=1):
+                if j == t.blocks - AHEAD:
+                    mail.release(mail_ring)
                 before, tile = tile, following
                 following = g.keys.at(*of, j + 1, counts)  # under the waits for room
-                self.load_k(g, smem, numbers, k_ring, (t.batch, kv_head, tile))
-                self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, kv_head), before)
-            fetched = schedule.fetch()
-            self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, kv_head), tile)
-            number = schedule.following(number, fetched)
+                self.load_k(g, smem, numbers, k_ring, (t.batch, t.kv_head, tile))
+                self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, t.kv_head), before)
+            self.base.load(smem.v, g.v, smem.v_pipe, v_ring, (t.batch, t.kv_head), tile)
+            mail_ring.advance()
+            t = FlexTask(*mail.read(mail_ring))
         self.base.close(smem, q_ring)
-
-    @cute.jit
-    def l2_section(self, g, schedule):
-        """Heads that are worked on together, as many as the keys let that their longest tasks visit: so those of short
-        tasks end together. Of few tasks those that all keys let, without a look at the lists. A whole warp."""
-        section, of = g.tasks.l2_section, g.tasks
-        if schedule.tasks > MANY * schedule.workers():
-            counts = g.keys.counts(Int32(0), Int32(0), tk.lane_id() * of.tiles // 32)  # of some tiles of one head
-            most = Int32(cute.arch.warp_redux_sync(cutlass.max(cutlass.min(counts.all, 1 << 13), 1), "max"))
-            bytes_of = most * (self.config.kv * 4 * self.spec.head_dim)
-            section = heads_in_l2_section(bytes_of, self.config.l2_section_mb << 20, of.heads_per_kv, of.all_heads)
-            section = even_l2_section(section, of.heads_per_kv, of.all_heads)
-        return section
 
     def load_k(self, g, smem, numbers, ring, at):
         """A tile of K, and its number. at: (batch, head, number)."""
@@ -160,4 +145,7 @@ class FlexConsumer:
         self.softmax.statistics(g, regs, lse)
         if const_expr(self.spec.lse):
             self.base.store_lse(g, t, lse, row_tile * 64)
-        self.base.store_o_async(g, smem, regs, row_tile)
+        if const_expr(self.config.o_from_registers):
+            self.base.store_o(g, regs, row_tile * 64)
+        else:
+            self.base.store_o_async(g, smem, regs, row_tile)

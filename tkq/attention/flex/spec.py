@@ -5,7 +5,8 @@ from typing import Optional
 from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.forward.spec import DTYPES, AttentionSpec
 
-WIDTHS = (64, 128)  # of tiles: TMA fills a narrower head up with zeros
+WIDTHS = (64, 128, 192, 256)  # of tiles: TMA fills a narrower head up with zeros
+WITH_GRADIENTS = (64, 128)  # of those
 BLOCK = 64  # what block sizes of a mask are multiples of
 
 
@@ -37,10 +38,13 @@ class FlexSpec:
             raise NotImplementedError(f"flex_attention: query is {self.dtype}, supported are {', '.join(DTYPES)}")
         if self.head_dim not in WIDTHS:
             raise NotImplementedError(f"flex_attention: tiles of {self.head_dim} columns, supported are "
-                                      f"{' and '.join(map(str, WIDTHS))}")
+                                      f"{', '.join(map(str, WIDTHS))}")
         if {self.q_tile, self.kv_tile} - {64, 128}:
             raise ValueError(f"flex_attention: tiles of {self.q_tile} rows and {self.kv_tile} keys, allowed are 64 "
                              "and 128")
+        if self.head_dim > 128 and self.kv_tile != 64:
+            raise ValueError(f"flex_attention: tiles of {self.kv_tile} keys and {self.head_dim} columns, allowed are "
+                             "64 keys above 128 columns")
         if self.full and not self.blocks:
             raise ValueError("flex_attention: full belongs to blocks")
 
@@ -51,17 +55,22 @@ class FlexSpec:
         return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
 
 
-def width(head_dim: int, head_dim_v: int, op: str = "flex_attention", when: str = "") -> int:
+def width(head_dim: int, head_dim_v: int, op: str = "flex_attention", when: str = "", most: int = WIDTHS[-1]) -> int:
     """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v.
 
     Raises:
-        NotImplementedError: not multiples of 8 from 8 to 128.
+        NotImplementedError: not multiples of 8 from 8 to ``most``.
     """
     for name, n in (("head_dim", head_dim), ("head_dim of value", head_dim_v)):
-        if n % 8 or not 8 <= n <= WIDTHS[-1]:
+        if n % 8 or not 8 <= n <= most:
             raise NotImplementedError(f"{op}: {name} is {n}, supported {when + ' ' if when else ''}are multiples of 8 "
-                                      f"from 8 to {WIDTHS[-1]}")
+                                      f"from 8 to {most}")
     return next(w for w in WIDTHS if max(head_dim, head_dim_v) <= w)
+
+
+def backward_width(head_dim: int, head_dim_v: int, op: str = "flex_attention") -> int:
+    """``width``, of a call whose gradients are asked for."""
+    return width(head_dim, head_dim_v, op, "where a gradient is asked for", WITH_GRADIENTS[-1])
 
 
 @dataclass(frozen=True)
@@ -72,5 +81,10 @@ class StatesSpec:
 
 
 def tile_of(block: int) -> int:
-    """Rows or keys of a tile, of which a listed block has a whole number."""
+    """Rows of a tile, of which a listed block has a whole number."""
     return 128 if block % 128 == 0 else 64
+
+
+def kv_tile_of(block: int, width: int) -> int:
+    """Keys of a tile, likewise: so many that K and V of wide heads fit into shared memory twice."""
+    return tile_of(block) if width <= 128 else 64

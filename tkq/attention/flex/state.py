@@ -99,7 +99,7 @@ class FlexGlobals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: tk.gl
+    o: Any  # as there
     lse: Optional[cute.Tensor]
     sinks: Optional[cute.Tensor]  # None
     tasks: Any

@@ -16,7 +16,7 @@ from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.flex.launch import Call, captured, expanded, result_like, view, viewed
 from tkq.attention.flex.lists import BLOCK, backward_lists
 from tkq.attention.flex.operands import BackwardLists, BlockLists, FlexScalars, Functions
-from tkq.attention.flex.spec import width
+from tkq.attention.flex.spec import backward_width
 from tkq.runtime import function
 from tkq.runtime.call import dtypes
 from tkq.runtime.call.ops import LaunchCache
@@ -109,9 +109,10 @@ class Asked(NamedTuple):
             lists, per = backward_lists(call.blocks, call.k.shape[2])
         graph = lambda traced: None if traced is None else traced.graph
         make = functools.partial(
-            FlexBackwardSpec, dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), dq, rows[3] is not None,
-            *((graph(call.score), None) if joint is None else (None, joint.joint)), graph(call.mask), lists is not None,
-            lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
+            FlexBackwardSpec, dtypes.name_of(q.dtype), backward_width(q.shape[3], call.v.shape[3]), dq,
+            rows[3] is not None, *((graph(call.score), None) if joint is None else (None, joint.joint)),
+            graph(call.mask), lists is not None, lists is not None and lists.queries.full_num is not None,
+            lists is not None and lists.states is not None)
         if lists is not None:
             states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
             lists = BackwardLists(expanded(lists.queries, q), states)
