@@ -25,16 +25,6 @@ class DirectOutput:
         return al.vector(self.warps * FEW * self.pitch), al.vector(2 * FEW, self.warps)
 
     @cute.jit
-    def tell(self, g, fine):
-        """That a length is none that the cache has, or not the one that was planned for."""
-        plan = g.plan
-        if cute.arch.thread_idx()[0] == 0:
-            if fine:
-                pass
-            else:
-                plan[words.BEYOND_CACHE] = Int32(1)
-
-    @cute.jit
     def write(self, g, smem, regs, s):
         """O and the log-sum-exp of a segment."""
         self.give_sums(g, smem.sums, regs)
