@@ -5,7 +5,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.direct_rows import pieces
+from tkq.attention.decode.direct.rows import pieces
 from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import FEW
 

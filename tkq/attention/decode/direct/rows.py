@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import address_from
-from tkq.attention.decode.fragments import WORD, load_words
+from tkq.attention.decode.direct.fragments import WORD, load_words
 from tkq.attention.decode.pages import Looked, Pages
 
 

@@ -8,9 +8,9 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import pack_f16x2, widen4
-from tkq.attention.decode.direct_output import LENGTH, PAGE, DirectOutput
-from tkq.attention.decode.direct_rows import DirectRows
-from tkq.attention.decode.fragments import EARLIER, LATER, mma, pairs, transposed
+from tkq.attention.decode.direct.fragments import EARLIER, LATER, mma, pairs, transposed
+from tkq.attention.decode.direct.output import LENGTH, PAGE, DirectOutput
+from tkq.attention.decode.direct.rows import DirectRows
 from tkq.attention.decode.output import tell
 from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.walk import END, Walk, X
