@@ -36,7 +36,7 @@ MUTANTS = (
          "seen = self.bits(regs.tree[r], begin + tk.first_col())", TREES),
         ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
-        "decode", "tkq/attention/decode/cascade_ops.py",
+        "decode", "tkq/attention/decode/cascade/ops.py",
         ("prefix_is_causal",
          "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(causal=False, in_parts=True))",
          "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(in_parts=True))", PREFIXES),
@@ -48,7 +48,7 @@ MUTANTS = (
         ("prefix_lse_of_another_head", "return states[0].view(o.shape), states[1].view(H, B, Sq).transpose(0, 1)",
          "return states[0].view(o.shape), states[1].view(B, H, Sq)", PREFIXES)),
     *family(
-        "decode", "tkq/attention/decode/cascade_plan_ops.py",
+        "decode", "tkq/attention/decode/cascade/plan_ops.py",
         ("sequences_without_the_prefix",
          "return (seqlens - shared).masked_fill_(seqlens < least, -1).masked_fill_(seqlens == 0, 0)",
          "return (seqlens - shared).masked_fill_(seqlens == 0, 0)", SHORT),

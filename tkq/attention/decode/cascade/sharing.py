@@ -7,7 +7,7 @@ the place of one. Rates and launches were fitted to times of commit e6fa563f; te
 holds the choices against those of 6809244a."""
 from __future__ import annotations
 
-from .plan import LEAST, ROWS, row_tiles
+from ..plan import LEAST, ROWS, row_tiles
 
 SHARED_RATE = 3.3e6  # elements of 16 bits in a microsecond that tiles read of keys that others read as well: 6.6 TB/s
 OWN_RATE = 2.1e6  # the same, of results that one kernel writes and another reads: 4.2 TB/s
