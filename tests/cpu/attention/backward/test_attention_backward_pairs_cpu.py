@@ -64,7 +64,7 @@ def test_rounding(large):
 
 
 def test_the_page_has_these_errors():
-    page = " ".join((Path(__file__).parents[3] / "docs" / "numerics.md").read_text().split())
+    page = " ".join((Path(__file__).parents[4] / "docs" / "numerics.md").read_text().split())
     said = re.search(r"an error of (\S+)\. It would be (\S+) with P rounded, (\S+) with dP - delta rounded as well, "
                      r"and (\S+) with every intermediate", page)
     off, _ = errors(1.0)
