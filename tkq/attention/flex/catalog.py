@@ -41,8 +41,8 @@ def softcap():
 
 QUICK = "bf16", 64, "alibi"
 SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
-# Local loads and stores of the backward: beside a softcap's slope values wait on the stack that are needed once in a task,
-# and four once in a tile; of tiles of 128 queries three.
+# Local loads and stores of the backward: beside a softcap's slope values wait on the stack that are needed once in a
+# task, and four once in a tile; of tiles of 128 queries three.
 LOCAL = {(64, "none"): 6, (128, "softcap"): 36}
 
 
