@@ -41,9 +41,6 @@ def softcap():
 
 QUICK = "bf16", 64, "alibi"
 SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
-# Local loads and stores of the backward: beside a softcap's slope values wait on the stack that are needed once in a
-# task, and four once in a tile; of tiles of 128 queries three.
-LOCAL = {(64, "none"): 6, (128, "softcap"): 36}
 
 
 def shipped() -> list:
@@ -59,7 +56,7 @@ def shipped() -> list:
         config = backward_plan(spec)
         spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
-                             _of_backward(spec, config, LOCAL.get((dim, name), 0)), quick=(dtype, dim, name) == QUICK))
+                             _of_backward(spec, config), quick=(dtype, dim, name) == QUICK))
     for dtype, dim in itertools.product(("bf16", "fp16"), WIDTHS):
         config = capture_plan(dim)
         of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
@@ -75,10 +72,13 @@ def shipped() -> list:
     return found
 
 
-def _of_backward(spec, config, local_memory):
+def _of_backward(spec, config):
     out = "STG.E.128" if config.store_from_registers else "UTMASTG"
+    kind = "joint" if spec.joint is not None else "none" if spec.score is None else "score"
     return Expectation(
-        tensor=24, local_memory=local_memory,
+        # beside a softcap's slope values wait on the stack that are needed once in a task, and four once in a tile; of
+        # tiles of 128 queries three
+        tensor=24, local_memory={(128, "joint"): 36, (64, "none"): 6}.get((spec.width, kind), 0),
         instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -4,13 +4,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import const_expr
+from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
 from tkq.linear_attention.blocks.units import Units
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.outputs import put
 from tkq.tile.dtypes import element_type
 
 OUT_BARRIER = 2  # named barriers, one of each warpgroup
@@ -66,7 +65,7 @@ class BlockState:
             self.read_values(s, c, wg, ring.stage)
             for block in cutlass.range_constexpr(CHUNK // EDGE):
                 self.add(c, s, block, (ring.stage, scores.stage))
-            put(g.o, s.o, c.x, (t.batch, t.head, chunk, t.part), OUT_BARRIER, wg)
+            self.put(g.o, s, t, c.x, (chunk, wg))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
@@ -128,3 +127,17 @@ class BlockState:
     def load(self, to: tk.ColVec, factors, block, stage):
         """Those of a block's tokens."""
         tk.load_shared_cols(to, cute.make_tensor(factors[None, stage].iterator + block * EDGE, cute.make_layout(EDGE)))
+
+    @cute.jit
+    def put(self, to, s, t, x, at: Constexpr):
+        """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
+        chunk, wg = at
+        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        tk.store_T(tile, x)
+        tk.publish()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        if leader:
+            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
