@@ -1,4 +1,4 @@
-"""What `tkq.attention.decode.sharing.pays` decides, timed: a shared prefix read once and by each sequence.
+"""What `tkq.attention.decode.cascade.sharing.pays` decides, timed: a shared prefix read once and by each sequence.
 
     python -m bench.studies.cascade [--heads 32x8] [--page 16] [--batches 1,4,16,64,256] [--prefixes 128,1024,8192]
 

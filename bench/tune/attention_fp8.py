@@ -29,7 +29,7 @@ from tkq.attention.fp8.spec import Fp8Spec
 CHANGES = {
     "plan": {}, **{f"kv{n}": dict(kv=n) for n in (64, 96, 128, 160, 192, 224)},
     **{f"{n}wg": dict(consumers=n) for n in (2, 3)}, **{f"{n}stages": dict(stages=n) for n in (2, 3, 4)},
-    **{f"q{n}": dict(q_stages=n) for n in (1, 2)}, **{f"poly{n}": dict(polynomial=n) for n in (0, 3, 4, 6, 8, 12)},
+    **{f"q{n}": dict(q_stages=n) for n in (1, 2)},
     "free": dict(ping_pong=False), "static": dict(schedule="static"),
     **{turn: dict(turn=turn) for turn in TURNS},
     "serial": dict(overlap=False, ping_pong=False),
@@ -37,9 +37,9 @@ CHANGES = {
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
-    64: ("plan", *TURNS, "poly6", "free", "2wg kv128 2stages", "2wg kv192 2stages"),
-    128: ("plan", *TURNS, "free", "poly8", "kv192 q1", "3stages q1", "serial", "static"),
-    256: ("plan", "kv96", "kv64", "poly8", "static", "2parts", "4parts"),
+    64: ("plan", *TURNS, "free", "2wg kv128 2stages", "2wg kv192 2stages"),
+    128: ("plan", *TURNS, "free", "kv192 q1", "3stages q1", "serial", "static"),
+    256: ("plan", "kv96", "kv64", "static", "2parts", "4parts"),
 }
 
 

@@ -36,7 +36,7 @@ MUTANTS = (
          "seen = self.bits(regs.tree[r], begin + tk.first_col())", TREES),
         ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
-        "decode", "tkq/attention/decode/cascade_ops.py",
+        "decode", "tkq/attention/decode/cascade/ops.py",
         ("prefix_is_causal",
          "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(causal=False, in_parts=True))",
          "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(in_parts=True))", PREFIXES),
@@ -48,7 +48,7 @@ MUTANTS = (
         ("prefix_lse_of_another_head", "return states[0].view(o.shape), states[1].view(H, B, Sq).transpose(0, 1)",
          "return states[0].view(o.shape), states[1].view(B, H, Sq)", PREFIXES)),
     *family(
-        "decode", "tkq/attention/decode/cascade_plan_ops.py",
+        "decode", "tkq/attention/decode/cascade/plan_ops.py",
         ("sequences_without_the_prefix",
          "return (seqlens - shared).masked_fill_(seqlens < least, -1).masked_fill_(seqlens == 0, 0)",
          "return (seqlens - shared).masked_fill_(seqlens == 0, 0)", SHORT),
@@ -90,7 +90,7 @@ MUTANTS = (
          "tk.mul(regs.correct, regs.correct, Float32(cutlass.select_(grown, before * inverse, Float32(1.0))))", "pass",
          TOKENS)),
     *family(
-        "decode", "tkq/attention/decode/direct.py",
+        "decode", "tkq/attention/decode/direct/warps.py",
         ("direct_keys_that_are_not_there", "if there != Int32(-1):", "if there == Int32(12345):", FLOAT8_PAGES),
         ("direct_sum_is_not_rescaled", "regs.norm[e] = regs.norm[e] * correct", "pass", FLOAT8_PAGES),
         ("direct_o_in_the_unit_before", "correct = regs.of_v[0] * cute.arch.rcp_approx(top)", "correct = Float32(1.0)",
@@ -107,14 +107,14 @@ MUTANTS = (
          "first, end = regs.first[0] - key - own, regs.end[0] - key - own",
          (f"{FLOAT8}test_queries_that_see_other_float8_keys",))),
     *family(
-        "decode", "tkq/attention/decode/direct_rows.py",
+        "decode", "tkq/attention/decode/direct/rows.py",
         ("direct_values_of_other_keys",
          "own = [(16 * i + 8 * h + j, 2 * t) for i in range(self.tiles) for h in range(2) for j in range(2)]",
          "own = [(16 * i + 8 * j + h, 2 * t) for i in range(self.tiles) for h in range(2) for j in range(2)]",
          FLOAT8_PAGES),
         ("direct_pages_of_the_step_before", "place = self.pages.after(g, place, step)", "place = place", FLOAT8_PAGES)),
     *family(
-        "decode", "tkq/attention/decode/direct_output.py",
+        "decode", "tkq/attention/decode/direct/output.py",
         ("direct_warps_in_their_own_units", "return found, inverse, cute.math.exp2(regs.max[e] - base, fastmath=True)",
          "return found, inverse, Float32(1.0)", FLOAT8_PAGES),
         ("direct_warps_that_are_left_out", "for w, x in enumerate(tops):", "for w, x in enumerate(tops[:1]):",

@@ -32,7 +32,7 @@ VALUES = """
             tk.load_shared_cols(c.inverse, s.inverse[None, weights.stage])
             tk.mma_wait(2)
             tk.mul_col(c.o, c.o, c.inverse)
-            self.put(g.o, s, t, c.o, i, wg)
+            put(g.o, s.o, c.o, (t.batch, t.head, i, 0), OUT_BARRIER, wg)
             tk.mma_wait(0)
             tk.copy(c.before, c.v)
             s.tokens.release(tokens)

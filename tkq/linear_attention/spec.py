@@ -105,6 +105,8 @@ class LinearSpec:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
             raise ValueError("LinearSpec: delta and strict, allowed is one of them")
+        if self.delta and self.gate == "head":
+            raise ValueError("LinearSpec: gate is 'head', allowed with delta are 'none' and 'token'")
         self._check_inverse()
         if self.dot and not (self.reverse if self.delta else self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate, or with delta and reversed")

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from tests.cpu.attention.test_attention_backward_packed_cpu import disturb
+from tests.cpu.attention.backward.test_attention_backward_packed_cpu import disturb
 from tests.helpers.emulation.warp import Memory, instead_of_the_dsl
 from tkq import reference
 from tkq.attention.common import bounds, tile_order

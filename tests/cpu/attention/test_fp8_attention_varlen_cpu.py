@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tkq
-from tests.cpu.attention.test_attention_backward_packed_cpu import Simulated, disturb
+from tests.cpu.attention.backward.test_attention_backward_packed_cpu import Simulated, disturb
 from tests.helpers.emulation.warp import Memory, instead_of_the_dsl
 from tkq.attention.common import bounds, sequences
 from tkq.attention.common.integers import ceil_div

@@ -29,29 +29,56 @@ def test_a_process_measures_a_case_in_a_copy_of_itself():
     assert plain["first"] > 0 and plain["second"] > 0
 
 
-IMPORTED_IN_CALLS = """
-import sys, types
+# In a fork all first calls, for what they import; in the process itself those without gradients once more, for the
+# kernels of torch's that they launch.
+FIRST_CALLS = """
+import os, sys, types
+from torch.utils._python_dispatch import TorchDispatchMode
 from bench.studies import cold_process, cold_start
 cold_process.imported()
 from tests.helpers.ops import smoke
 from tkq.runtime.compile import dry_run
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        if f.namespace != "tkq" and not f.is_view and "empty" not in f.name():
+            print("launches", op, f, flush=True)
+        return f(*args, **(kwargs or {}))
+
 on_cpu = vars(smoke.inputs("cpu"))
 dry_run.begin()
 calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
-before = set(sys.modules)
+process = os.fork()
+if not process:
+    before = set(sys.modules)
+    for op in cold_start.OPS:
+        if op != cold_process.TORCH:
+            calls[op]()
+    assert dry_run.taken()
+    for name in sorted(set(sys.modules) - before):
+        if name.startswith(("tkq", "cutlass")):
+            print("imports", name)
+    print("imported", flush=True)
+    os._exit(0)
+assert os.waitpid(process, 0)[1] == 0
 for op in cold_start.OPS:
-    if op != cold_process.TORCH:
-        calls[op]()
-assert dry_run.taken()
-print(sorted(name for name in set(sys.modules) - before if name.startswith(("tkq", "cutlass"))))
+    if not op.endswith(", gradients"):
+        with Seen():
+            calls[op]()
 """
 
 
-def test_a_first_call_imports_nothing_of_tkq():
-    """Forward or backward: it would wait for that."""
-    done = fresh.run(IMPORTED_IN_CALLS)
+@pytest.fixture(scope="module")
+def first_calls():
+    """Lines of what first calls do that they should not, and "imported", where the fork came to its end."""
+    done = fresh.run(FIRST_CALLS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    return done.stdout.splitlines()
+
+
+def test_a_first_call_imports_nothing_of_tkq(first_calls):
+    """Forward or backward: it would wait for that."""
+    assert [line for line in first_calls if not line.startswith("launches")] == ["imported"]
 
 
 def test_every_case_is_one_of_the_smoke_cases():
@@ -71,34 +98,9 @@ def test_every_op_has_its_first_calls_measured():
     assert recorded - {"torch.sum"} == {name for name in smoke.recorded(smoke.inputs("cpu")) if " " not in name}
 
 
-TORCHS_KERNELS = """
-import types
-from torch.utils._python_dispatch import TorchDispatchMode
-from bench.studies import cold_process, cold_start
-from tests.helpers.ops import smoke
-from tkq.runtime.compile import dry_run
-
-class Seen(TorchDispatchMode):
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        if f.namespace != "tkq" and not f.is_view and "empty" not in f.name():
-            print(op, f, flush=True)
-        return f(*args, **(kwargs or {}))
-
-on_cpu = vars(smoke.inputs("cpu"))
-dry_run.begin()
-calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
-for op in cold_start.OPS:
-    if not op.endswith(", gradients"):
-        with Seen():
-            calls[op]()
-"""
-
-
-def test_what_is_measured_makes_no_inputs():
+def test_what_is_measured_makes_no_inputs(first_calls):
     """A conversion by torch in a case, its first kernel of that kind, took longer than the op's own first call."""
-    done = fresh.run(TORCHS_KERNELS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
+    assert [line for line in first_calls if line.startswith("launches")] == []
 
 
 def test_each_call_has_the_bound_and_both_together_have_none():

@@ -73,7 +73,8 @@ def test_plans_have_room():
     (dict(value_dim=40), "value_dim is 40"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
     (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),
-    (dict(gate="channel"), "gate is 'channel'"), (dict(second="key"), "second is 'key'"),
+    (dict(gate="channel"), "gate is 'channel'"), (dict(gate="head", delta="fp32"), "gate is 'head'"),
+    (dict(second="key"), "second is 'key'"),
     (dict(second="pair", strict=True), "second 'pair'"),
     (dict(second="query", final="fp32", part="states"), "second 'query'")])
 def test_what_a_spec_refuses(given, words):

@@ -56,7 +56,7 @@ def test_every_expectation_asks_for_something():
         wanted = kernel.expectation
         assert wanted.tensor or wanted.instructions, kernel.name
         # the plans say where, and why; of gates for each column most are in chunks by levels
-        most = {"channels": 760, "linear_attention": 24, "attention.backward": 8, "flex.backward": 40, "fft.long": 4}
+        most = {"channels": 760, "linear_attention": 24, "attention.backward": 8, "flex.backward": 36, "fft.long": 4}
         allowed = next((n for word, n in most.items() if f".{word}." in kernel.recipe.builder), 0)
         allowed = 150 if kernel.name.startswith("fft_conv") and "-split-" in kernel.name else allowed
         assert wanted.local_memory <= allowed, kernel.name
@@ -69,11 +69,12 @@ def test_every_builder_has_a_tensor_that_says_on_which_gpu():
 
 
 def test_every_process_has_them_in_the_same_order():
-    """As pytest-xdist asks of its workers. A set's order depends on the process."""
+    """As pytest-xdist asks of its workers. A set's order depends on the process, whose seed is another than ours."""
     names = "from tkq.warmup import catalog; print(*(kernel.name for kernel in catalog.shipped()))"
-    seen = [subprocess.run([sys.executable, "-c", names], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-                           capture_output=True, text=True).stdout.split() for seed in "12"]
-    assert seen == [[kernel.name for kernel in catalog.shipped()]] * 2
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    seen = subprocess.run([sys.executable, "-c", names], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
+                          capture_output=True, text=True).stdout.split()
+    assert seen == [kernel.name for kernel in catalog.shipped()]
 
 
 def test_select():

@@ -4,8 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.decode import words
-from tkq.attention.decode.output import Output, rows_of
+from tkq.attention.decode.output import Output, rows_of, tell
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.state import State
@@ -50,7 +49,7 @@ class Consumer:
     def segment(self, g, smem, regs, s):
         fine = s.inside & self.walk.planned(g, s)
         regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
-        self.tell(g.plan, fine)
+        tell(g.plan, fine, tk.thread_in_warpgroup())
         self.load_q(g, smem, regs, s)
         tk.zero(regs.o)
         tk.zero(regs.norm)
@@ -61,15 +60,6 @@ class Consumer:
             self.step(g, smem, regs, block)
         self.last(smem, regs)
         self.output.write(g, smem, regs, s)
-
-    @cute.jit
-    def tell(self, plan, fine):
-        """That a length is none that the cache has, or not the one that was planned for."""
-        if tk.thread_in_warpgroup() == 0:
-            if fine:
-                pass
-            else:
-                plan[words.BEYOND_CACHE] = Int32(1)
 
     def seen(self):
         """Threads wrote the tile, which wgmma reads by another proxy."""

@@ -1,4 +1,5 @@
 """Copies of 16 bytes into shared memory that bring zeros where there is nothing to read; float8 on its way there."""
+import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -23,6 +24,13 @@ def load16(src, there, *, loc=None, ip=None):
         "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {$0, $1, $2, $3}, [$4]; }", "=&r,=&r,=&r,=&r,l,r", loc, ip,
         [T.i32()] * 4)
     return [Int32(word) for word in found]
+
+
+def address_from(address, lane):
+    """What a lane of the warp has as its address of 64 bits. All lanes ask together."""
+    mask = Int64(0xFFFFFFFF)
+    low, high = Int32(address & mask), Int32(address >> Int64(32))
+    return (Int64(cute.arch.shuffle_sync(high, lane)) << Int64(32)) | (Int64(cute.arch.shuffle_sync(low, lane)) & mask)
 
 
 @dsl_user_op

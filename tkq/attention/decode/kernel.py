@@ -5,7 +5,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
-from tkq.attention.decode.direct import Direct, DirectShared
+from tkq.attention.decode.direct.warps import Direct, DirectShared
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.producer import Producer
 from tkq.attention.decode.state import Globals, Operands, Scalars, Shared

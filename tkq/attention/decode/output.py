@@ -198,3 +198,13 @@ def rows_of(x, g, s):
     batch, query, head, _ = x.stride
     at = (x.iterator + (Int64(s.place) * batch + Int64(s.row) * query + Int64(s.head * g.group) * head)).align(16)
     return cute.make_tensor(at, cute.make_layout(((g.group, g.queries), x.shape[3]), stride=((head, query), 1)))
+
+
+@cute.jit
+def tell(plan, fine, thread):
+    """That a length is none that the cache has, or not the one that was planned for. thread: number 0 tells it."""
+    if thread == 0:
+        if fine:
+            pass
+        else:
+            plan[words.BEYOND_CACHE] = Int32(1)

@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.decode.copies import copy16
+from tkq.attention.decode.copies import address_from, copy16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.plan import padded
 from tkq.attention.decode.walk import END, Walk, X
@@ -56,12 +56,10 @@ class Producer:
         cfg, lane, warp = self.config, tk.lane_id(), tk.warp_id() % 4
         chunks, rows = padded(columns) // VECTOR, cfg.rows_per_warp
         base = Int32(tile.staged.iterator.toint()) + stage * (cfg.keys * chunks * 16) + warp * (rows * PANEL)
-        low, high = Int32(address & Int64(0xFFFFFFFF)), Int32(address >> Int64(32))
         for i in range(rows * chunks // WARP):
             index = i * WARP + lane
             row, chunk = index // chunks, index % chunks
-            there = (Int64(cute.arch.shuffle_sync(high, row)) << Int64(32)) | (
-                Int64(cute.arch.shuffle_sync(low, row)) & Int64(0xFFFFFFFF))
+            there = address_from(address, row)
             panel, part = chunk // 8, chunk % 8
             to = base + panel * (cfg.keys * PANEL) + row * PANEL + (part ^ (row % 8)) * 16
             some = there != Int64(0)

@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.decode.copies import load16, prefetch, store16, widen4
+from tkq.attention.decode.copies import address_from, load16, prefetch, store16, widen4
 from tkq.attention.decode.pages import Looked, Pages
 from tkq.attention.decode.plan import padded
 from tkq.attention.decode.walk import END, Walk, X
@@ -107,11 +107,9 @@ class WideningProducer:
 
     def load(self, held, address, columns):
         """A tile's pieces of this lane are asked for. address: of the lane's row."""
-        low, high = Int32(address & Int64(0xFFFFFFFF)), Int32(address >> Int64(32))
         own_row, own_panel, part = self.own(columns)
         for i, (row, panel) in enumerate(self.steps(columns)):
-            at = (Int64(cute.arch.shuffle_sync(high, own_row + row)) << Int64(32)) | (
-                Int64(cute.arch.shuffle_sync(low, own_row + row)) & Int64(0xFFFFFFFF))
+            at = address_from(address, own_row + row)
             some = at != Int64(0)
             if columns % 64:
                 some = some & ((own_panel + panel) * 4 + part < columns // PIECE)

@@ -74,10 +74,11 @@ def shipped() -> list:
 
 def _of_backward(spec, config):
     out = "STG.E.128" if config.store_from_registers else "UTMASTG"
+    kind = "joint" if spec.joint is not None else "none" if spec.score is None else "score"
     return Expectation(
-        # beside a slope values wait on the stack that are needed once in a task, and four once in a tile; of tiles of
-        # 128 queries two
-        tensor=24, local_memory=40 if spec.joint is not None else 4 if spec.width == 64 else 0,
+        # beside a softcap's slope values wait on the stack that are needed once in a task, and four once in a tile; of
+        # tiles of 128 queries three
+        tensor=24, local_memory={(128, "joint"): 36, (64, "none"): 6}.get((spec.width, kind), 0),
         instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

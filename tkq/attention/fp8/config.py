@@ -18,8 +18,7 @@ class Fp8Config:
     consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
     parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
-    enough. polynomial: every n-th exponential of a block without a mask is computed as a polynomial, 0: none.
-    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    enough. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -31,7 +30,6 @@ class Fp8Config:
     turn: str = "range"
     overlap: bool = True
     parts: int = 1
-    polynomial: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -69,8 +67,6 @@ class Fp8Config:
         if self.parts < 1 or head_dim % (32 * self.parts):
             raise ValueError(f"{self}: parts is {self.parts}, allowed are those that cut {head_dim} columns of O into "
                              "multiples of 32")
-        if self.polynomial < 0:
-            raise ValueError(f"{self}: polynomial is {self.polynomial}, allowed are numbers from 0 on")
         if self.overlap and self.parts > 1:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:

@@ -44,7 +44,7 @@ class Fp8Softmax:
         self.move_if(g, regs, moved, guarded)
         if self.config.turn == "range":
             regs.ping_pong.give()
-        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial)
+        self.exponentials(g, regs, guarded)
         return moved
 
     @cute.jit
@@ -83,13 +83,12 @@ class Fp8Softmax:
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
-    def exponentials(self, g, regs, guarded, polynomial=0):
-        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
-        polynomial: as in the config, where no score is -inf."""
+    def exponentials(self, g, regs, guarded):
+        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
         self.base.find_shift(regs, guarded)
         tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(regs.s, regs.s, regs.shift)
-        tk.exp2_polynomial(regs.s, regs.s, polynomial)
+        tk.apply(regs.s, lambda x: cute.math.exp2(x, fastmath=True), regs.s)
         tk.row_sum_partial(regs.norm, regs.s, regs.norm)
 
     def statistics(self, g, regs, lse):

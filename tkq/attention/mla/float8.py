@@ -33,7 +33,7 @@ def widen_half(smem, half: cutlass.Constexpr[int], tile, stage):
     to = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + panel * (ROWS * PANEL) + (
         warp * WARP_ROWS + upper) * PANEL + (2 * part ^ upper) * 16
     for step in cutlass.range_constexpr(WARP_ROWS // 2):
-        words, scale = load16(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES)
+        words, scale = load16_shared(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES)
         for i in cutlass.range_constexpr(2):
             wide = scaled4(words[2 * i], scale) + scaled4(words[2 * i + 1], scale)
             place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
@@ -41,7 +41,7 @@ def widen_half(smem, half: cutlass.Constexpr[int], tile, stage):
 
 
 @dsl_user_op
-def load16(src, offset, *, loc=None, ip=None):
+def load16_shared(src, offset, *, loc=None, ip=None):
     """Four words from the shared address and ``offset`` bytes, a number known when compiled."""
     found = ptx_several([Int32(src)], f"ld.volatile.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];", "=r,=r,=r,=r,r",
                         loc, ip, [T.i32()] * 4)

@@ -6,7 +6,7 @@ from cutlass import Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.copies import copy16
+from tkq.attention.decode.copies import address_from, copy16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, PANEL, WARP_ROWS, row_of
@@ -88,12 +88,8 @@ class Float8Producer:
     def rows(self, address):
         """(row of the warp's, its address) of each group of rows that this lane copies, from the lanes that looked them
         up."""
-        mask = Int64(0xFFFFFFFF)
-        low, high = Int32(address & mask), Int32(address >> Int64(32))
         for group in range(GROUPS):
-            row = row_of(group)
-            yield row, (Int64(cute.arch.shuffle_sync(high, row)) << Int64(32)) | (
-                Int64(cute.arch.shuffle_sync(low, row)) & mask)
+            yield row_of(group), address_from(address, row_of(group))
 
     @cute.jit
     def fetch(self, smem, half: cutlass.Constexpr[int], address):

@@ -6,6 +6,7 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.output import Output as Refusal
+from tkq.attention.decode.output import tell
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.copies import copy_panels, query_rows
@@ -53,7 +54,8 @@ class Scores:
         tk.neg_infty(regs.max)
         self.rest_of_q(g, smem, s)
         self.load_q(g, regs, s)
-        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))  # while Q is on its way
+        fine = (s.inside != 0) & (s.length == length_of(g, s))
+        tell(g.plan, fine, tk.thread_in_warpgroup())  # while Q is on its way
         self.keys.limits(g, regs, s, g.queries)
         cute.arch.cp_async_wait_group(0)
         tk.publish()

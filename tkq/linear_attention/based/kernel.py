@@ -15,6 +15,7 @@ from tkq.linear_attention.based.plan import BasedConfig
 from tkq.linear_attention.based.spec import FEATURE_DIM, BasedSpec
 from tkq.linear_attention.based.sums import Sums
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.outputs import put
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -279,7 +280,7 @@ class Based:
                     self.sums.divide(c.o, c.factor, s.sums, ready.stage)
                 else:
                     tk.mul(c.o, c.o, g.times)
-                self.put(g, s, t, c.o, self.order(t, i))
+                put(g.o, s.o, c.o, (t.batch, t.head, self.order(t, i), t.part), OUT_BARRIER, 0)
             tk.mma_wait(0)
             s.tokens.release(ring)
             s.ready.release(ready)
@@ -302,16 +303,3 @@ class Based:
     @cute.jit
     def last_state(self, g, t, c):
         put_held(g.states[t.segment, t.batch, t.head, t.part, None, None], c.s)
-
-    @cute.jit
-    def put(self, g, s, t, x: tk.RegTile, chunk):
-        """A chunk's outputs through shared memory: those before have left it."""
-        leader = tk.first_warp_of_group()
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER, tk.WARPGROUP)
-        tk.store_T(s.o[0], x)
-        tk.publish()
-        tk.sync(OUT_BARRIER, tk.WARPGROUP)
-        if leader:
-            tk.store_async(g.o, s.o[0], (t.batch, t.head, chunk, t.part))

@@ -12,6 +12,7 @@ from tkq.linear_attention.channels.columns import mul_columns, scaled_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.whole import BLOCKS, EDGE, STEPS
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.outputs import put
 
 
 @dataclass(frozen=True)
@@ -283,15 +284,6 @@ class ChannelState:
             if wg == i:
                 f(tiles[i])
 
-    @cute.jit
     def put(self, to, s, t, x, at):
-        """A chunk's outputs through shared memory: those before have left it."""
-        tile, leader = s.o[at.wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + at.wg, tk.WARPGROUP)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + at.wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, t.head, at.chunk, t.part + at.wg))
+        """A chunk's outputs."""
+        put(to, s.o, x, (t.batch, t.head, at.chunk, t.part), OUT_BARRIER, at.wg)

@@ -14,6 +14,7 @@ from tkq.linear_attention.hedgehog.config import HedgehogConfig
 from tkq.linear_attention.hedgehog.segments import Segments
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
 from tkq.linear_attention.hedgehog.weights import ONES, WeightsPart
+from tkq.linear_attention.outputs import put
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -281,7 +282,7 @@ class HedgehogAttention:
             tk.load_shared_cols(c.inverse, s.inverse[None, weights.stage])
             tk.mma_wait(2)
             tk.mul_col(c.o, c.o, c.inverse)
-            self.put(g.o, s, t, c.o, i, wg)
+            put(g.o, s.o, c.o, (t.batch, t.head, i, 0), OUT_BARRIER, wg)
             tk.mma_wait(0)
             tk.copy(c.before, c.v)
             s.tokens.release(tokens)
@@ -290,16 +291,3 @@ class HedgehogAttention:
             for ring in (tokens, keys, weights):
                 ring.advance()
         tk.store_wait(read=False)
-
-    @cute.jit
-    def put(self, to, s, t, x, chunk, wg):
-        """A chunk's outputs through shared memory: those before have left it."""
-        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, wg))

@@ -138,7 +138,7 @@ def _is_settled(value, kind):
 def _function(value, found, depth):
     code, closure = value.__code__, value.__closure__
     found.append(code)
-    if not closure and (value.__module__ or "").partition(".")[0] == "torch":
+    if _is_torchs(value):
         return
     if closure:
         _cells(closure, value, found, depth)

@@ -5,7 +5,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.direct_rows import pieces
+from tkq.attention.decode.direct.rows import pieces
 from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import FEW
 
@@ -23,16 +23,6 @@ class DirectOutput:
 
     def shared(self, al) -> tuple:
         return al.vector(self.warps * FEW * self.pitch), al.vector(2 * FEW, self.warps)
-
-    @cute.jit
-    def tell(self, g, fine):
-        """That a length is none that the cache has, or not the one that was planned for."""
-        plan = g.plan
-        if cute.arch.thread_idx()[0] == 0:
-            if fine:
-                pass
-            else:
-                plan[words.BEYOND_CACHE] = Int32(1)
 
     @cute.jit
     def write(self, g, smem, regs, s):

@@ -24,7 +24,8 @@ def _widened(half):
         names = dict(
             vars(float8), Int32=int, cutlass=SimpleNamespace(range_constexpr=range),
             lane_now=lambda: thread % 32, tk=SimpleNamespace(warp_id=lambda: thread // 32),  # noqa: B023  (called at once)
-            load16=lambda at, offset: [at + offset + 4 * i for i in range(4)], load_f32=lambda at, offset: at + offset,
+            load16_shared=lambda at, offset: [at + offset + 4 * i for i in range(4)],
+            load_f32=lambda at, offset: at + offset,
             scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)],
             store16=lambda at, words, offset: found.setdefault(at + offset, []).append(words))
         exec(source, names)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode import launch
-from tkq.attention.decode.cascade_plan_ops import CascadePlan, plan_cascade
+from tkq.attention.decode.cascade.plan_ops import CascadePlan, plan_cascade
 from tkq.attention.decode.check import Call, Options, check_layouts, check_sizes
 from tkq.reference import decode as reference
 from tkq.runtime import arguments

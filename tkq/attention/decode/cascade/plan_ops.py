@@ -3,7 +3,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.attention.decode import sharing
+from tkq.attention.decode.cascade import sharing
 from tkq.attention.decode.plan_ops import plan_decode
 from tkq.runtime import arguments
 from tkq.runtime.call import check

@@ -6,7 +6,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.decode.fragments import WORD, load_words
+from tkq.attention.decode.copies import address_from
+from tkq.attention.decode.direct.fragments import WORD, load_words
 from tkq.attention.decode.pages import Looked, Pages
 
 
@@ -85,12 +86,10 @@ class DirectRows:
 
     def load(self, held, address, there, rows, part, pieces):
         """rows: (known when compiled, the lane's own) of each. part: the lane's number among a row's."""
-        low, high = Int32(address & Int64(0xFFFFFFFF)), Int32(address >> Int64(32))
         words = sum(p.bytes for p in pieces) // WORD
         mine = there >> rows[0][1]
         for i, (fixed, own) in enumerate(rows):
-            at = (Int64(cute.arch.shuffle_sync(high, own + fixed)) << Int64(32)) | (
-                Int64(cute.arch.shuffle_sync(low, own + fixed)) & Int64(0xFFFFFFFF))
+            at = address_from(address, own + fixed)
             here = mine & Int32(1 << fixed)
             for piece in pieces:
                 to = words * i + piece.word

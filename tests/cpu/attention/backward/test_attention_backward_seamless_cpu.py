@@ -7,7 +7,11 @@ import numpy
 import pytest
 from hypothesis import given
 
-from tests.cpu.attention.test_attention_backward_packed_cpu import SLOWLY, problems, warp  # noqa: F401  (warp: of all tests)
+from tests.cpu.attention.backward.test_attention_backward_packed_cpu import (  # noqa: F401  (warp: of all tests)
+    SLOWLY,
+    problems,
+    warp,
+)
 from tkq.attention.backward import fuse_preprocess_warps
 from tkq.attention.backward import plan as backward_plan
 from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps

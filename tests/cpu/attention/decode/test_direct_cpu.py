@@ -10,8 +10,11 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from tkq.attention.decode import direct, direct_output, direct_rows, scaling
+from tkq.attention.decode import copies, scaling
 from tkq.attention.decode.config import DecodeConfig, DirectConfig
+from tkq.attention.decode.direct import output as direct_output
+from tkq.attention.decode.direct import rows as direct_rows
+from tkq.attention.decode.direct import warps as direct
 from tkq.attention.decode.spec import DecodeSpec
 
 LANES = np.arange(32)
@@ -84,10 +87,10 @@ def lanes(monkeypatch):
         return found
 
     wide = lambda x: np.asarray(x, np.int64)
-    for module in (direct, direct_rows, direct_output):
+    for module in (direct, direct_rows, direct_output, copies):
         for name, what in dict(Int32=wide, Int64=wide, Float32=np.float64).items():
             monkeypatch.setattr(module, name, what, raising=False)
-        monkeypatch.setattr(module.tk, "lane_id", lambda: LANES)
+    monkeypatch.setattr(direct.tk, "lane_id", lambda: LANES)
     for name, what in dict(mma=mma, widen4=widen4, pairs=pairs, transposed=transposed, pack_f16x2=word).items():
         monkeypatch.setattr(direct, name, what)
     monkeypatch.setattr(direct_rows, "load_words", load_words)

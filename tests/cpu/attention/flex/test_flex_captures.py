@@ -155,17 +155,19 @@ def test_detach_as_torch_compile_has_it(name):
 
 
 WRONG = {
-    "sparse": (TypeError, "dense", torch.ones(7).to_sparse()),
-    "nested": (TypeError, "dense", torch.nested.nested_tensor([torch.ones(3), torch.ones(4)], layout=torch.jagged)),
-    "float64": (NotImplementedError, "float64", torch.ones(7, dtype=torch.float64)),
-    "float8": (NotImplementedError, "float8", torch.ones(7).to(torch.float8_e4m3fn)),
+    "sparse": (TypeError, "dense", lambda: torch.ones(7).to_sparse()),
+    "nested": (TypeError, "dense", lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(4)],
+                                                                      layout=torch.jagged)),
+    "float64": (NotImplementedError, "float64", lambda: torch.ones(7, dtype=torch.float64)),
+    "float8": (NotImplementedError, "float8", lambda: torch.ones(7).to(torch.float8_e4m3fn)),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("held", [False, True])
 def test_captured_tensors_that_are_refused(name, held):
-    error, words, x = WRONG[name]
+    error, words, made = WRONG[name]
+    x = made()
     holder = types.SimpleNamespace(x=x)
     by_holder = lambda score, b, h, q, kv: score + holder.x[kv]
     with pytest.raises(error, match=f"score_mod: .*{words}"):

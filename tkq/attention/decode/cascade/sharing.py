@@ -3,11 +3,11 @@
 Both ways read the keys behind the prefix. What differs, in microseconds: by each sequence, its own tiles of queries
 read the prefix, mostly from L2. Read once, the tiles of all queries together do; two launches more begin and end; what
 the prefix comes to is divided into parts, that are written and read in fp32; and two results are written and read in
-the place of one. Rates and launches were fitted to times of commit e6fa563f; tests/cpu/attention/test_cascade_cpu.py
-holds the choices against those of 6809244a."""
+the place of one. Rates and launches were fitted to times of commit e6fa563f;
+tests/cpu/attention/decode/test_cascade_cpu.py holds the choices against those of 6809244a."""
 from __future__ import annotations
 
-from .plan import LEAST, ROWS, row_tiles
+from ..plan import LEAST, ROWS, row_tiles
 
 SHARED_RATE = 3.3e6  # elements of 16 bits in a microsecond that tiles read of keys that others read as well: 6.6 TB/s
 OWN_RATE = 2.1e6  # the same, of results that one kernel writes and another reads: 4.2 TB/s

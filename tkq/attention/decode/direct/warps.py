@@ -8,9 +8,10 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import pack_f16x2, widen4
-from tkq.attention.decode.direct_output import LENGTH, PAGE, DirectOutput
-from tkq.attention.decode.direct_rows import DirectRows
-from tkq.attention.decode.fragments import EARLIER, LATER, mma, pairs, transposed
+from tkq.attention.decode.direct.fragments import EARLIER, LATER, mma, pairs, transposed
+from tkq.attention.decode.direct.output import LENGTH, PAGE, DirectOutput
+from tkq.attention.decode.direct.rows import DirectRows
+from tkq.attention.decode.output import tell
 from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.walk import END, Walk, X
 
@@ -97,7 +98,7 @@ class Direct:
     def segment(self, g, smem, regs, s):
         fine = s.inside & self.walk.planned(g, s)
         regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(LENGTH))
-        self.output.tell(g, fine)
+        tell(g.plan, fine, cute.arch.thread_idx()[0])
         own = s._replace(length=cutlass.min(s.length, s.end * self.config.keys))  # keys of other parts stay out
         begin, stride = s.first * self.config.keys + tk.warp_id() * self.config.step, Int32(
             self.config.warps * self.config.step)

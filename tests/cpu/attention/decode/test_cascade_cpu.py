@@ -8,7 +8,7 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.contract import misfit
-from tkq.attention.decode import sharing
+from tkq.attention.decode.cascade import sharing
 from tkq.attention.decode.plan import row_tiles
 from tkq.runtime.compile import build
 
