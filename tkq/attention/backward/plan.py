@@ -37,7 +37,9 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
 def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
-    if spec.width == 256 or spec.left or not spec.adds_dq:
+    if spec.deterministic and spec.dq and not spec.left:
+        return _of_ordered(spec, length)
+    if spec.width == 256 or spec.left or spec.deterministic or not spec.dq:
         windows = spec.width == 64 and spec.left and not spec.varlen
         return _D64_WINDOW if windows else SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
@@ -51,6 +53,13 @@ def _planned(spec, length, group):
                      ping_pong=spec.width == 64 or spec.varlen)
     # else its helper warps fall behind
     return replace(behind, fuse_preprocess=True) if spec.varlen and length == "long" else behind
+
+
+def _of_ordered(spec, length):
+    """Sections are as wide as L2 lets them be: the more heads in turns, the later a block begins than the one before it
+    in the order of a tile."""
+    return replace(_DQ_ORDERED[spec.width], l2_section_mb=32 if length == "long" else 24,
+                   ping_pong=spec.width == 64 or (spec.width == 128 and spec.varlen))
 
 
 def _section(spec, length):
@@ -100,6 +109,10 @@ _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 20
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
+_DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
+               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2),
+               256: replace(_D256, dq_reduce="ordered", ds_stages=1, p_stages=1, store_from_registers=True,
+                            persistent=True, helper_warps=True, registers=(32, 64, 208, 208))}
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
@@ -139,13 +152,13 @@ def shipped():
 def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
-    dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if spec.adds_dq else ()
+    dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if config.adds_dq(spec) else ()
     # of tiles of 128 queries, two registers more than there are: a few values wait on the stack, once in a tile
     short = spec.width == 64 and (config.serial or config.fuse_preprocess)
     return Expectation(
         tensor=24, local_memory=8 if short else 0,
         instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",
-                      *["STSM"] * (spec.adds_dq or not config.store_from_registers), *dq),
+                      *["STSM"] * (config.adds_dq(spec) or not config.store_from_registers), *dq),
         roles=config.roles,
         others=(("DqKernel", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
                 *((name, Expectation(instructions=("LDG.E.128",)))

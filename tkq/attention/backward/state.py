@@ -101,6 +101,7 @@ class Shared:
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe
     p_pipe: tk.Pipe
+    dq_pipe: Optional[tk.Pipe] = None  # of parts of dQ, where other warps send them
 
 
 @dataclass(frozen=True)

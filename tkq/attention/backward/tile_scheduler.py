@@ -10,7 +10,7 @@ from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.math import limits
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import Task
-from tkq.attention.common.query_mask import QueryExtent, mask_limits, query_tiles_of, tile_of_task
+from tkq.attention.common.query_mask import QueryExtent, key_blocks_of, mask_limits, query_tiles_of, tile_of_task
 from tkq.attention.common.tile_order import l2_section_of, part_in_order, serial_block
 
 
@@ -21,7 +21,7 @@ class TileScheduler:
     A task is a block of keys of one K/V head with all its query heads. With ``heads_per_task`` parts of these have
     tasks of their own, those of a K/V head as far apart as there are blocks at once: tasks of several query heads of a
     causal problem, which take unequally long, are soon at different ones, and more than L2 holds would be at work at
-    once. With a serial dQ the blocks of a head come last to first."""
+    once. With a serial or ordered dQ the blocks of a head come last to first."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
@@ -88,10 +88,13 @@ class TileScheduler:
             l2_section = g.l2_section
             if self.spec.varlen:
                 l2_section = l2_section_of(rows_q, g.l2_section, c.l2_section_bytes, heads)
-            head, block = tile_of_task(index, blocks, heads, l2_section, masks and c.longest_first, self.tail_heads(g))
+            sections = c.ordered or (masks and c.longest_first)
+            head, block = tile_of_task(index, blocks, heads, l2_section, sections, self.tail_heads(g))
             head = self.head_in_order(g, head)
             if const_expr(c.serial):
                 block = serial_block(block, blocks, head < g.dq_serial.heads)
+            if const_expr(c.ordered):
+                block = blocks - 1 - block
             return head, block
 
         at = g.layout.at(True, c.block, i, g.kv_heads, order, c.longest_first)
@@ -120,6 +123,11 @@ class TileScheduler:
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
+
+    def blocks_seen(self, g, rows_q, rows_k, m):
+        """By query tile m of a sequence: how many blocks of keys, the first ones, add to its dQ. 0 behind its rows."""
+        seen = key_blocks_of(self.extent(g, rows_q, rows_k), m * self.config.tile).end
+        return cutlass.select_(m * self.config.tile < rows_q, seen, Int32(0))
 
     # ---- of a task -----------------------------------------------------------------------------
 
