@@ -26,8 +26,8 @@ class BackwardConfig:
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
     (``dq_serial``); "ordered": through shared memory, by warps that wait for the blocks before, so that dQ has the same
     bits in each run (``dq_ordered``).
-    dq_stages: with "ordered", parts of dQ that wait in shared memory; dq_senders: warps that send them, of the helper
-    warps, which take tiles in turns.
+    dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
+    memory, one for each sender, or one in all.
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -134,8 +134,10 @@ class BackwardConfig:
                              "warpgroups")
         if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
             raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
-        if self.dq_stages < 1 or self.dq_senders not in (1, 2, 3):
-            raise ValueError(f"{self}: dq_stages is 1 or more, dq_senders 1, 2 or 3")
+        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
+            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
+        if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
+            raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
         if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts):
             raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
@@ -160,5 +162,7 @@ class BackwardConfig:
                              "two dK/dV warpgroups")
         if self.dq_reduce == "first_store" and not self.by_query_head:
             raise ValueError(f"{self}: dq_reduce first_store needs by_query_head")
-        if self.tail_waves < 1 or ((self.tail_waves > 1 or self.heads_per_task) and not self.by_query_head):
-            raise ValueError(f"{self}: tail_waves is 1 or more; more than 1, and heads_per_task, need by_query_head")
+        if self.tail_waves < 1 or (self.tail_waves > 1 and not (self.by_query_head or self.ordered)):
+            raise ValueError(f"{self}: tail_waves is 1 or more; more than 1 needs by_query_head or dq_reduce ordered")
+        if self.heads_per_task and not self.by_query_head:
+            raise ValueError(f"{self}: heads_per_task needs by_query_head")

@@ -4,6 +4,8 @@ to the first, so that dQ has the same bits in each run. The first of them stores
 The blocks of a head are claimed from the last to the first, those of several heads in turns: blocks that follow each
 other in a tile's order then begin at different times, and one finds the one before it ahead. A block of a causal
 problem begins at its diagonal, so that it is behind the later ones by itself."""
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
@@ -15,57 +17,77 @@ from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import signal, wait_count, words_of
 
 
+class PartOfSender(NamedTuple):
+    """For ``Pipe``, as a ``Ring``: a part of a tile of sender ``stage``, whose tiles have an even number of parts."""
+
+    stage: Any
+    phase: int
+
+
 class OrderedDq:
     """These roles of ``BackwardKernel`` are others:
 
-      1 warpgroup (dQ)     dQ = dS K, part by part, each to shared memory | next tile ..
-      dq_senders (warps    number of blocks in the tile | wait until all later ones are | each part, stored or added, as
-      1 and on)            it comes | wait until all have arrived, count this block in | its next tile ..
-      helper warps         ``ConvertHelperWarps``; senders too, when there is no task left
+      1 warpgroup (dQ)      dQ = dS K, part by part, each to shared memory | next tile ..
+      dq_senders (warps     wait until the blocks before are in the tile | each part, stored or added, as it comes |
+      from 1 on)            wait until all have arrived, count this block in | its next tile ..
+      helper warps          ``ConvertHelperWarps``; all of these too, when there is no task left
 
-      pipe      stages     full (arrivals)             empty (arrivals)
-      dQ        dq_stages  the dQ warpgroup's warps (4)  the tile's sender (1)
+      pipe      stages      full (arrivals)                    empty (arrivals)
+      dQ        dq_senders  the dQ warpgroup's warps (4)       the stage's sender (1)
 
-      in global memory     begins   is added to by
-      word, of a tile      0        the sender of each block of keys that sees it, when its part has arrived (1)
+      in global memory      begins  is added to by
+      word, of a tile       0       the sender of each block of keys that sees it, when all its parts have arrived (1)
 
-    With two senders one waits for arrivals, of a microsecond or so, while the other sends the next tile.
+    Senders take tiles in turns: one waits for arrivals, a microsecond or so, while the next one sends. Each has semaphores
+    of its own, as a wait for a phase must not miss two of them; memory of its own, or one buffer goes from one to the
+    next.
 
     Deadlock-free, whichever blocks are resident: a sender waits on blocks of keys claimed before its own, and on its
-    block's dQ warpgroup, which waits on senders of the tiles before alone.
+    block's dQ warpgroup, which waits on senders of earlier tiles alone.
     """
 
-    def __init__(self, spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler):
-        self.config, self.tile, self.scheduler = config, tile, scheduler
-        self.grid = config.dq_parts(spec.width)
-        self.parts = self.grid[0] * self.grid[1]  # of a tile
-        self.part_bytes = 64 * config.dq_cols * 4
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler, helper_warps):
+        self.config, self.tile, self.scheduler, self.helper_warps = config, tile, scheduler, helper_warps
+        self.rows, self.cols = config.dq_parts(spec.width)
+        self.parts, self.part_bytes = self.rows * self.cols, 64 * config.dq_cols * 4
+        self.one_buffer = config.dq_stages < config.dq_senders
+
+    def buffer(self, s, sender):
+        """(4, lane, quads, warps): where a sender's parts are."""
+        return s.dq[None, None, None, None, 0 if self.one_buffer else sender]
 
     # ---- the dQ warpgroup ----------------------------------------------------------------------------
 
     @cute.jit
     def run(self, g, s):
-        dq, ring, out, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), s.dq_pipe.ring(), tk.ring(1)
-        self.scheduler.each_task(g, s, lambda t, _: self.make_task(g, s, t, dq, ring, out, kv))
+        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
+        turn = tk.ring(self.config.dq_senders)
+        self.scheduler.each_task(g, s, lambda t, _: self.make_task(g, s, t, dq, ring, kv, turn))
+        self.helper_warps.run(g)
 
     @cute.jit
-    def make_task(self, g, s, t, dq, ring, out, kv):
+    def make_task(self, g, s, t, dq, ring, kv, turn):
         tk.wait(s.kv_full[0], kv.phase)
-        self.scheduler.each_tile(g, t, lambda *_: self.make_tile(s, dq, ring, out))
+        self.scheduler.each_tile(g, t, lambda *_: self.make_tile(s, dq, ring, turn))
         self.scheduler.release_kv(s, 0)
         self.scheduler.next_kv(kv)
 
     @cute.jit
-    def make_tile(self, s, dq, ring, out):
+    def make_tile(self, s, dq, ring, turn):
+        sender = turn.stage
+        turn.advance()
         s.ds_pipe.wait(ring)
         for i in cutlass.range_constexpr(self.parts):
-            self.tile.make(s, dq, ring, a_part=i // self.grid[1], b_part=i % self.grid[1])
+            self.tile.make(s, dq, ring, a_part=i // self.cols, b_part=i % self.cols)
             if const_expr(i == self.parts - 1):
                 s.ds_pipe.release(ring)
-            s.dq_pipe.acquire_empty(out)
-            self.tile.write_rows(s.dq[None, None, None, tk.warp_id() % 4, out.stage], dq)
-            s.dq_pipe.commit(out)
-            out.advance()
+            if const_expr(i == 0 and self.one_buffer):
+                for other in range(self.config.dq_senders):
+                    s.dq_pipe.acquire_empty(PartOfSender(other, 0))
+            part = PartOfSender(sender, i % 2)
+            s.dq_pipe.acquire_empty(part)
+            self.tile.write_rows(self.buffer(s, sender)[None, None, None, tk.warp_id() % 4], dq)
+            s.dq_pipe.commit(part)
         ring.advance()
 
     # ---- senders -------------------------------------------------------------------------------------
@@ -73,41 +95,38 @@ class OrderedDq:
     @cute.jit
     def send(self, g, s):
         """A warp of the first warpgroup but the producer: all that it has to send, if it is a sender."""
-        number = tk.warp_id() - 1
-        if number < self.config.dq_senders:
-            out, turn = s.dq_pipe.ring(), tk.ring(self.config.dq_senders)
+        sender = tk.warp_id() - 1
+        if sender < self.config.dq_senders:
+            turn = tk.ring(self.config.dq_senders)
             cute.arch.griddepcontrol_wait()  # the words are zero
             self.scheduler.each_task(g, s, lambda t, _: self.scheduler.each_tile(
-                g, t, lambda _, h, m: self.send_in_turn(g, s, t, h, m, out, turn, number)))
+                g, t, lambda _, h, m: self.send_in_turn(g, s, t, h, m, turn, sender)))
 
     @cute.jit
-    def send_in_turn(self, g, s, t, h, m, out, turn, number):
-        if turn.stage == number:
-            self.send_tile(g, s, t, self.scheduler.query_head(g, t, h), m, out)
-        else:
-            for _ in cutlass.range_constexpr(self.parts):
-                out.advance()
+    def send_in_turn(self, g, s, t, h, m, turn, sender):
+        if turn.stage == sender:
+            self.send_tile(g, s, t, self.scheduler.query_head(g, t, h), m, sender)
         turn.advance()
 
     @cute.jit
-    def send_tile(self, g, s, t, head, m, out):
+    def send_tile(self, g, s, t, head, m, sender):
         number, words = self.scheduler.tile_number(g, t, head, m), words_of(g)
-        later = self.scheduler.blocks_seen(g, t.rows_q, t.rows_k, m) - 1 - t.block
-        wait_count(words, Int32(number), later)
+        before = self.scheduler.blocks_before(g, t, m)
+        wait_count(words, Int32(number), before)
         cute.arch.fence_proxy("async.global")
         address = g.acc.iterator.toint() + number * (self.parts * self.part_bytes)
         for i in cutlass.range_constexpr(self.parts):
-            s.dq_pipe.wait(out)
-            self.send_part(s.dq[None, None, None, None, out.stage], address + i * self.part_bytes, later == 0)
+            part = PartOfSender(sender, i % 2)
+            s.dq_pipe.wait(part)
+            self.send_part(self.buffer(s, sender), address + i * self.part_bytes, before == 0)
             tk.store_wait()
             cute.arch.sync_warp()
-            s.dq_pipe.release(out)
-            out.advance()
+            s.dq_pipe.release(part)
         tk.store_wait(read=False)
         signal(words, Int32(number))
 
     @cute.jit
-    def send_part(self, staging, address, first):
+    def send_part(self, buffer, address, first):
         if tk.lane_id() == 0:
-            store_or_add(first, address, staging.iterator.toint(), self.part_bytes)
+            store_or_add(first, address, buffer.iterator.toint(), self.part_bytes)
             tk.bulk_commit()

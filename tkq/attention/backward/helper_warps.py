@@ -216,7 +216,7 @@ class ConvertHelperWarps(HelperWarps):
         while n < tiles:
             at = self.tile(g, n)
             if const_expr(self.config.ordered):
-                seen = self.scheduler.blocks_seen(g, at.rows_q, at.rows_k, at.number)
+                seen = self.scheduler.blocks_that_add(g, at.rows_q, at.rows_k, at.number)
                 wait_count_backoff(words_of(g), Int32(self.number(g, at)), seen)
             else:
                 wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))

@@ -148,7 +148,8 @@ class BackwardKernel:
             left=scalars.left, right=scalars.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads_per_kv,
             splits_per_kv_head=splits_per_kv_head, tiles=tiles, scale=scalars.scale, l2_section=l2_section,
             tail_heads=tail_heads, helper_warps=helper_operands,
-            scores=Scores.of(scalars.scale, scalars.softcap, spec.softcap))
+            scores=Scores.of(scalars.scale, scalars.softcap, spec.softcap),
+            descending=self.scheduler.descending(kv_heads * batches, l2_section, tail_heads) if c.ordered else None)
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
@@ -209,7 +210,7 @@ class BackwardKernel:
             ds=al.tile(tiles.ds, tiles.of_keys * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
             p=self.dkv.p_ring(al), dq=self.dq_tile.staging(al), dq_full=al.semaphores(4) if c.serial else None,
-            dq_pipe=al.pipe(c.dq_stages, 0, 1, producers=4) if c.ordered else None,
+            dq_pipe=al.pipe(c.dq_senders, 0, 1, producers=4) if c.ordered else None,
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
             tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps + senders) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
@@ -302,7 +303,7 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
     if config.serial:
         return SerialDq(spec, config, tile, scheduler)
     if config.ordered:
-        return OrderedDq(spec, config, tile, scheduler)
+        return OrderedDq(spec, config, tile, scheduler, helper_warps)
     if config.by_query_head:
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)
         return DqByQueryHead(spec, config, store, scheduler, helper_warps)

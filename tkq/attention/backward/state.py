@@ -80,6 +80,7 @@ class Globals:
     tail_heads: Int32  # see ``tile_of_task``
     scale: Float32
     scores: Scores
+    descending: Optional[Int32] = None  # with an ordered dQ, see ``TileScheduler.descending``
 
 
 @dataclass(frozen=True)
