@@ -97,8 +97,8 @@ def test_each_block_that_sees_a_tile_has_one_place_in_its_order(problem):
 
 class Machine:
     """Thread blocks that claim one task after the other. Of each, the dQ warpgroup, senders, which take tiles in turns,
-    and a warp that converts. Each is a generator that yields what it waits for: of a semaphore a parity, as in hardware.
-    What a sender sends is in flight until it waits for it. wrong: what is not as in the kernel."""
+    and a warp that converts. Each is a generator that yields what it waits for; of a semaphore a parity, as in
+    hardware. What a sender sends is in flight until it waits for it. wrong: what is not as in the kernel."""
 
     def __init__(self, problem, num_sms, senders, one_buffer, wrong=""):
         self.problem, self.senders, self.one_buffer, self.wrong = problem, senders, one_buffer, wrong
@@ -121,7 +121,7 @@ class Machine:
                     if part == 0 and self.one_buffer and self.wrong != "buffer":
                         for other in range(self.senders):
                             yield lambda other=other: self.empty[i, other] % 2 != 1
-                    yield lambda part=part: self.empty[i, sender] % 2 != (part % 2) ^ 1
+                    yield lambda part=part, sender=sender: self.empty[i, sender] % 2 != (part % 2) ^ 1
                     self.buffers[self.buffer(i, sender)] = *task, m, part
                     self.full[i, sender] += 1
         self.done[i] = True
@@ -130,7 +130,7 @@ class Machine:
     def sender(self, i, sender):
         turn = n = 0
         while True:
-            yield lambda: len(self.taken[i]) > n or self.done[i]
+            yield lambda n=n: len(self.taken[i]) > n or self.done[i]
             if len(self.taken[i]) == n:
                 break
             head, block = self.taken[i][n]
@@ -165,7 +165,7 @@ class Machine:
     def convert(self):
         for head, m in self.to_convert:
             tile, wanted = (head, m), self.problem.wanted(head, m)
-            yield lambda tile=tile, n=len(wanted): self.words[tile] >= n - (self.wrong == "complete")
+            yield lambda tile=tile, wanted=wanted: self.words[tile] >= len(wanted) - (self.wrong == "complete")
             there = self.words[tile] > 0 or self.wrong == "unseen"
             for part in range(PARTS):
                 dq = self.acc.get((tile, part), GARBAGE) if there else []
@@ -190,8 +190,8 @@ class Machine:
 
 @given(problems(), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.randoms(use_true_random=True))
 def test_a_tile_is_added_up_in_one_order_whatever_the_timing(problem, num_sms, senders, one_buffer, rng):
-    """Also where few of the grid's blocks are resident. And none waits for ever. With hypothesis' own random numbers the
-    longer runs would be dropped."""
+    """Also where few of the grid's blocks are resident. And none waits for ever. With hypothesis' own random numbers
+    the longer runs would be dropped."""
     Machine(problem, num_sms, senders, one_buffer).run(rng.choice)
 
 
@@ -226,7 +226,8 @@ def test_where_it_is_planned(width):
         for wanted, which in (
                 (True, spec), (True, replace(spec, right=True)), (True, replace(spec, dlse=True)),
                 (True, replace(spec, varlen=True, right=True)), (False, replace(spec, deterministic=False)),
-                (False, replace(spec, softcap=True)), (False, replace(spec, left=True)), (False, replace(spec, dq=False))):
+                (False, replace(spec, softcap=True)), (False, replace(spec, left=True)),
+                (False, replace(spec, dq=False))):
             if length == "brief" and not which.varlen:
                 continue
             for group in (1, 4):

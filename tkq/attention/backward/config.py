@@ -132,17 +132,12 @@ class BackwardConfig:
         if self.serial and (wide or not self.persistent or self.helper_warps):
             raise ValueError(f"{self}: dq_reduce serial needs persistent, without helper_warps, and is for two dK/dV "
                              "warpgroups")
-        if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
-            raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
-        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
-            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
-        if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
-            raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
         if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts):
             raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
+        self._check_ordered(width)
         self._check_helper_warps(wide)
         alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.dq_kernel_kv * self.dq_kernel_stages)
         for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
@@ -150,6 +145,14 @@ class BackwardConfig:
                 raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "
                                  f"there are {SHARED_BYTES}")
         return self
+
+    def _check_ordered(self, width):
+        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
+            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
+        if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
+            raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
+        if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
+            raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
 
     def _check_helper_warps(self, wide):
         if self.helper_warps and (not self.persistent or self.dq_cols % 32):

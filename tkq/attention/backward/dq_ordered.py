@@ -36,11 +36,11 @@ class OrderedDq:
       dQ        dq_senders  the dQ warpgroup's warps (4)       the stage's sender (1)
 
       in global memory      begins  is added to by
-      word, of a tile       0       the sender of each block of keys that sees it, when all its parts have arrived (1)
+      word, of a tile       0       the sender of each block of keys that sees it, when all parts have arrived (1)
 
-    Senders take tiles in turns: one waits for arrivals, a microsecond or so, while the next one sends. Each has semaphores
-    of its own, as a wait for a phase must not miss two of them; memory of its own, or one buffer goes from one to the
-    next.
+    Senders take tiles in turns: one waits for arrivals, a microsecond or so, while the next one sends. Each has
+    semaphores of its own, as one that waits for a phase must not miss two of them; and a buffer of its own, or one goes
+    from sender to sender.
 
     Deadlock-free, whichever blocks are resident: a sender waits on blocks of keys claimed before its own, and on its
     block's dQ warpgroup, which waits on senders of earlier tiles alone.

@@ -28,8 +28,8 @@ WARP = 32
 class Counters(NamedTuple):
     """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to zero and of
     those to finish. ready: of the K/V heads of all sequences, tiles that are zero. added: likewise, warps that have
-    added all of a task's dQ. With ``by_query_head`` of the query heads. ready is also where tiles have words (``words_of``)
-    with dq_reduce "first_store" or "ordered"."""
+    added all of a task's dQ. With ``by_query_head`` of the query heads. With dq_reduce "first_store" or "ordered" ready
+    has the words of tiles (``words_of``)."""
 
     next: cute.Tensor
     ready: cute.Tensor

@@ -25,6 +25,8 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
+    if spec.deterministic and spec.dq and not (spec.left or spec.softcap):
+        return _of_ordered(spec, length)
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, dq_kernel_kv=min(config.dq_kernel_kv, 96 if spec.width <= 128 else 48),
@@ -37,8 +39,6 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
 def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
-    if spec.deterministic and spec.dq and not spec.left:
-        return _of_ordered(spec, length)
     if spec.width == 256 or spec.left or spec.deterministic or not spec.dq:
         windows = spec.width == 64 and spec.left and not spec.varlen
         return _D64_WINDOW if windows else SINGLE[spec.width]

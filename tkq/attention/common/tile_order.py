@@ -67,8 +67,8 @@ def serial_block(block, blocks, now):
 
 
 def blocks_before(block, blocks, now):
-    """How many blocks are before ``block`` where the first ``blocks`` are in order: from the last to the first, ``now``,
-    else from the first to the last."""
+    """How many blocks come before ``block``, of the first ``blocks``: from the last to the first, ``now``, else from
+    the first to the last."""
     return _chosen(now, blocks - 1 - block, block)
 
 
