@@ -26,7 +26,7 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
     if spec.deterministic and spec.dq and not (spec.left or spec.softcap):
-        return _of_ordered(spec, length)
+        return replace(_DQ_ORDERED[spec.width], ping_pong=_in_turns(spec))
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, dq_kernel_kv=min(config.dq_kernel_kv, 96 if spec.width <= 128 else 48),
@@ -48,18 +48,15 @@ def _planned(spec, length, group):
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
-    # dense at head_dim 128: 1.00 to 1.01 without turns (S 2048, 8192)
     behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length),
-                     ping_pong=spec.width == 64 or spec.varlen)
+                     ping_pong=_in_turns(spec))
     # else its helper warps fall behind
     return replace(behind, fuse_preprocess=True) if spec.varlen and length == "long" else behind
 
 
-def _of_ordered(spec, length):
-    """Sections are as wide as L2 lets them be: the more heads in turns, the later a block begins than the one before it
-    in the order of a tile."""
-    return replace(_DQ_ORDERED[spec.width], l2_section_mb=32 if length == "long" else 24,
-                   ping_pong=spec.width == 64 or (spec.width == 128 and spec.varlen))
+def _in_turns(spec):
+    """Dense at head_dim 128: 1.00 to 1.01 without turns (S 2048, 8192)."""
+    return spec.width == 64 or (spec.width == 128 and spec.varlen)
 
 
 def _section(spec, length):
@@ -109,10 +106,12 @@ _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 20
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
-_DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
-               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2),
-               256: replace(_D256, dq_reduce="ordered", ds_stages=1, p_stages=1, store_from_registers=True,
-                            persistent=True, helper_warps=True, registers=(32, 64, 208, 208))}
+# Sections as wide as L2 lets them be: the more heads in turns, the later a block begins than the one before it.
+_DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered", l2_section_mb=32),
+               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", l2_section_mb=32, dq_stages=2),
+               256: replace(_D256, dq_reduce="ordered", l2_section_mb=32, ds_stages=1, p_stages=1,
+                            store_from_registers=True, persistent=True, helper_warps=True,
+                            registers=(32, 64, 208, 208))}
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
