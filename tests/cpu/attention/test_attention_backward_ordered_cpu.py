@@ -219,8 +219,8 @@ def test_a_tile_that_no_block_sees_is_not_read():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_where_it_is_planned(width):
-    """Deterministic, without a softcap and a limit on the left, and only there; in sequences of equal lengths and in
-    packed ones."""
+    """Deterministic, head_dim up to 128, without a softcap and a limit on the left, and only there; in sequences of
+    equal lengths and in packed ones."""
     spec = BackwardSpec(width=width, deterministic=True)
     for length in PACKED_LENGTHS:
         for wanted, which in (
@@ -232,8 +232,8 @@ def test_where_it_is_planned(width):
                 continue
             for group in (1, 4):
                 found = plan(which, length, group)
-                assert found.ordered == wanted, (which, length, group)
-                if wanted:
+                assert found.ordered == (wanted and width < 256), (which, length, group)
+                if found.ordered:
                     kernel = BackwardKernel(which, found)
                     assert type(kernel.dq) is OrderedDq and type(kernel.helper_warps) is ConvertHelperWarps
                     assert kernel.scheduler.both_ways == (which.right and not which.varlen)
@@ -257,4 +257,4 @@ def test_a_limit_on_the_left_is_refused():
 def test_it_is_shipped():
     found = [k for k in backward_plan.shipped() if k.recipe.args[1].ordered]
     assert {(k.recipe.args[0].dtype, k.recipe.args[0].width) for k in found} == {
-        (dtype, width) for dtype in ("bf16", "fp16") for width in WIDTHS}
+        (dtype, width) for dtype in ("bf16", "fp16") for width in (64, 128)}

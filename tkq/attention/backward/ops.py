@@ -33,8 +33,9 @@ def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: 
             lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         sinks: (H,) or None. options: a tuple, as ``Options``.
         deterministic: the same dq, bit by bit, in each run: blocks of keys add to it in one order; with a softcap or a
-            limit on the left it is made by a kernel of its own, which computes the scores a second time, 7 products
-            instead of 5. It is else added up in whatever order. dk and dv are the same in each run anyhow.
+            limit on the left, and above D 128, it is made by a kernel of its own, which computes the scores a second
+            time, 7 products instead of 5. It is else added up in whatever order. dk and dv are the same in each run
+            anyhow.
         needs: which of the four are wanted. The kernels make dk and dv in any case, and their memory is taken: without
             them, or with dsinks alone, a call takes no less time. Without dq it does.
 
