@@ -26,7 +26,7 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
     if spec.deterministic and spec.dq and not (spec.left or spec.softcap) and spec.width in _DQ_ORDERED:
-        return replace(_DQ_ORDERED[spec.width], ping_pong=_in_turns(spec))
+        return replace(_DQ_ORDERED[spec.width], ping_pong=_in_turns(spec), l2_section_mb=_ordered_section(spec, length))
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, dq_kernel_kv=min(config.dq_kernel_kv, 96 if spec.width <= 128 else 48),
@@ -57,6 +57,14 @@ def _planned(spec, length, group):
 def _in_turns(spec):
     """Dense at head_dim 128: 1.00 to 1.01 without turns (S 2048, 8192)."""
     return spec.width == 64 or (spec.width == 128 and spec.varlen)
+
+
+def _ordered_section(spec, length):
+    """The more heads in turns, the later a block begins than the one before it in the order of a tile. In a causal
+    problem, with two tiles of queries to a block, it is behind it by itself."""
+    if spec.right:
+        return 16 if spec.width == 128 else 24
+    return 32 if length == "long" else 24
 
 
 def _section(spec, length):
@@ -106,10 +114,9 @@ _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 20
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
-# Sections as wide as L2 lets them be: the more heads in turns, the later a block begins than the one before it. At
-# head_dim 256 a kernel of its own for dQ has 0.957 of the plan's speed (H100, S 4096 full).
-_DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered", l2_section_mb=32),
-               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", l2_section_mb=32, dq_stages=2)}
+# At head_dim 256 a kernel of its own for dQ has 0.957 of the plan's speed (H100, S 4096 full).
+_DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
+               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2)}
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
