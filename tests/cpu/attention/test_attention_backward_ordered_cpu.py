@@ -2,17 +2,20 @@
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tkq.attention.backward import plan as backward_plan
+from tkq.attention.backward import tile_scheduler
 from tkq.attention.backward.dq_ordered import OrderedDq
 from tkq.attention.backward.helper_warps import ConvertHelperWarps
 from tkq.attention.backward.kernel import BackwardKernel
 from tkq.attention.backward.plan import PACKED_LENGTHS, plan
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
+from tkq.attention.backward.tile_scheduler import TileScheduler
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.query_mask import QueryExtent, blocks_that_add, query_tiles_of, tile_of_task
 from tkq.attention.common.tile_order import blocks_before, serial_block, serial_heads
@@ -215,6 +218,31 @@ def test_a_tile_that_no_block_sees_is_not_read():
     assert few.that_add(0) == 0
     with pytest.raises(AssertionError, match=r"finished as \[-1\]"):
         Machine(few, 1, 1, True, "unseen").run(random.Random(0).choice)
+
+
+@given(problems(60), st.integers(1, 3))
+def test_all_roles_go_through_the_same_tiles(problem, group):
+    """What the producer, the dQ warpgroup and senders visit, and what the dK/dV warpgroups do."""
+    spec = BackwardSpec(right=problem.extent.right is not None, deterministic=True)
+    scheduler = TileScheduler(spec, replace(plan(spec), longest_first=problem.both_ways))
+    assert scheduler.both_ways == problem.both_ways
+    host = SimpleNamespace(range=lambda *bounds, unroll: range(*bounds), select_=lambda c, a, b: a if c else b)
+    g = SimpleNamespace(kv_heads=problem.heads, heads_per_kv=group, descending=problem.descending)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("cutlass", host), ("const_expr", bool), ("Int32", int)):
+            patch.setattr(tile_scheduler, name, value)
+        visit = TileScheduler.visit_both_ways if scheduler.both_ways else TileScheduler.visit_forward
+        for head, block in problem.tasks():
+            seen = query_tiles_of(problem.extent, block * problem.extent.block)
+            t = SimpleNamespace(sequence=0, head=head, block=block, **vars(seen))
+            tiles, steps = [], []
+            TileScheduler.each_tile.__wrapped__(scheduler, g, t, lambda i, h, m, tiles=tiles: tiles.append((i, h, m)))
+            visit.__wrapped__(scheduler, g, None, t, None,
+                              lambda g, s, t, c, m, masked, steps=steps: steps.append((m, masked)))
+            wanted = problem.tiles(head, block)
+            assert [(h, m) for _, h, m in tiles] == [(h, m) for h in range(group) for m in wanted]
+            assert [i for i, (number, _, _) in enumerate(tiles) if number == 0] == [0] * bool(tiles)
+            assert steps == [(m, m < seen.first_unmasked) for m in wanted] * group
 
 
 @pytest.mark.parametrize("width", WIDTHS)
