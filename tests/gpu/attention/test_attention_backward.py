@@ -276,7 +276,7 @@ def test_deterministic(dim, causal):
 
 @pytest.mark.parametrize("dim, window_sizes", (
     pytest.param(64, ((0, 0), (100, 0), (30, -1), (256, 256)), marks=pytest.mark.slow),
-    (128, ((0, 0), (100, 0), (30, -1), (256, 256))),
+    pytest.param(128, ((0, 0), (100, 0), (30, -1), (256, 256)), marks=pytest.mark.slow),
     pytest.param(256, ((100, 0), (256, 256)), marks=pytest.mark.slow)))
 def test_deterministic_windows(dim, window_sizes):
     for window_size in window_sizes:
