@@ -11,6 +11,8 @@ LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS
         "loads-backward_helper_warps", "roles-backward_helper_warps", "loads-backward_wide",
         "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
         "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
+ORDERED, ORDERED_STORES, ORDERED_AT_ONCE = (pressed(x) for x in (
+    "naps-backward_ordered", "stores-backward_ordered", "naps-backward_ordered_at_once"))
 EQUAL, EQUAL_WIDE = ((f"tests/gpu/attention/test_attention_backward.py::test_equal_accuracy[{case}]",)
                      for case in ("False-128", "True-256"))
 FOLDER = "tkq/attention/"
@@ -143,7 +145,7 @@ MUTANTS = (
             self.output.write(g, g.dk, c.dk, t, number)
          """, "self.output.write(g, g.dk, c.dk, t, number)", LATE),
         ("dk_written_over_k_that_is_read", """
-            if const_expr(self.spec.adds_dq):
+            if const_expr(self.config.adds_dq(self.spec)):
                 self.wait_for_dq(s, c)
             self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
          """, "self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
@@ -198,10 +200,10 @@ MUTANTS = (
         ("dq_staging_overwritten_before_it_left", """
             tk.store_wait(pending)
             cute.arch.sync_warp()
-            mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+            self.write_rows(staging, dq)
          """, """
             cute.arch.sync_warp()
-            mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+            self.write_rows(staging, dq)
          """, FIRST)),
     *family(
         "backward", FOLDER + "backward/helper_warps.py",
@@ -210,6 +212,8 @@ MUTANTS = (
         ("dq_added_before_it_is_zero",
          "wait_count(g.helper_warps.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))", "",
          LATE),
+        ("ordered_dq_read_before_all_was_added", "wait_count_backoff(words_of(g), Int32(self.number(g, at)), seen)",
+         "wait_count_backoff(words_of(g), Int32(self.number(g, at)), seen - 1)", ORDERED),
         ("dq_signed_off_too_often", "wait_count(counters.added, head, 4 * self.blocks(at.rows_k))",
          "wait_count(counters.added, head, 3 * self.blocks(at.rows_k))", LATE)),
     *family(
@@ -222,6 +226,35 @@ MUTANTS = (
             if owner(found) != mine:
                 wait_count(words_of(g), number, THERE)
          """, "", FIRSTS)),
+    *family(
+        "backward", FOLDER + "backward/dq_ordered.py",
+        ("ordered_dq_out_of_order", "wait_count(words, Int32(number), before)", "", ORDERED_AT_ONCE),
+        ("ordered_dq_counted_before_it_is_there", """
+                self.send_part(self.buffer(s, sender), address + i * self.part_bytes, before == 0)
+                tk.store_wait()
+                cute.arch.sync_warp()
+                s.dq_pipe.release(part)
+            tk.store_wait(read=False)
+            signal(words, Int32(number))
+         """, """
+                if const_expr(i == 0):
+                    signal(words, Int32(number))
+                self.send_part(self.buffer(s, sender), address + i * self.part_bytes, before == 0)
+                tk.store_wait()
+                cute.arch.sync_warp()
+                s.dq_pipe.release(part)
+            tk.store_wait(read=False)
+         """, ORDERED_AT_ONCE),
+        ("ordered_dq_part_not_awaited", "s.dq_pipe.wait(part)", "", ORDERED),
+        ("ordered_dq_freed_before_it_left", """
+                tk.store_wait()
+                cute.arch.sync_warp()
+                s.dq_pipe.release(part)
+         """, "    s.dq_pipe.release(part)", ORDERED_STORES),
+        ("ordered_dq_over_another_senders", """
+                for other in range(self.config.dq_senders):
+                    s.dq_pipe.acquire_empty(PartOfSender(other, 0))
+         """, "    pass", ORDERED_AT_ONCE)),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
         ("dq_signalled_before_it_is_there", """

@@ -15,6 +15,7 @@ PERSISTENT = {"store_from_registers": True, "persistent": True}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 DQ_SERIAL = {**PERSISTENT, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
+ORDERED256 = {**BULK, **HELPER_WARPS, "dq_reduce": "ordered", "registers": (32, 64, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True)
                for change in ({"dkv_parts": 4}, {"dkv_parts": 1, "ping_pong": True}, HELPER_WARPS)]
@@ -48,6 +49,29 @@ def test_form(dim, causal, dtype, change, monkeypatch):
         monkeypatch.setattr(ops, "_launchers", {})
         for rows, keys in FEW_SIZES:
             compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"3 blocks, {rows} x {keys}", config=config)
+
+
+@pytest.mark.parametrize("dim, causal, change", (
+    (64, True, {}), (128, True, {}), pytest.param(64, False, {}, marks=pytest.mark.slow),
+    pytest.param(128, False, {}, marks=pytest.mark.slow), pytest.param(256, True, ORDERED256, marks=pytest.mark.slow),
+    pytest.param(256, False, ORDERED256, marks=pytest.mark.slow),
+    *(pytest.param(128, True, change, marks=pytest.mark.slow) for change in (
+        {"dq_senders": 1, "dq_stages": 1}, {"dq_senders": 3, "dq_stages": 1}, {"longest_first": False},
+        {"tail_waves": 2, "l2_section_mb": 1}))), ids=shown)
+def test_ordered(dim, causal, change, monkeypatch):
+    """dQ in one order: heads in both directions, more tasks than blocks, three blocks for all; the same bits again."""
+    config = dataclasses.replace(plan(BackwardSpec(width=dim, right=causal, deterministic=True)), **change)
+    options = dict(config=config, deterministic=True)
+    for rows, keys in ((700, 641), (300, 100), (1000, 65), (300, 2100)):
+        compare(*make(2, rows, keys, 4, 2, dim, BF16), causal, what=f"{rows} x {keys}", **options)
+    x = make(8, 500, 420, 32, 16, dim, BF16)
+    found = compare(*x, causal, what="many heads", **options)
+    for _ in range(3):
+        assert all(map(torch.equal, compare(*x, causal, what="again", **options), found))
+    monkeypatch.setattr(ops.arch, "num_sms", lambda device: 3)
+    monkeypatch.setattr(ops, "_launchers", {})
+    for rows, keys in FEW_SIZES:
+        compare(*make(2, rows, keys, 4, 2, dim, BF16), causal, what=f"3 blocks, {rows} x {keys}", **options)
 
 
 @pytest.mark.parametrize("causal", (False, True))

@@ -15,6 +15,7 @@ PERSISTENT = {"store_from_registers": True, "persistent": True, "ping_pong": Tru
 DQ_SERIAL = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4}
 BRIEF64 = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4, "stages": 2}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
+ORDERED = {**HELPER_WARPS, "dq_reduce": "ordered", "dq_stages": 2}
 
 
 def shown(value):
@@ -25,7 +26,8 @@ def shown(value):
     pytest.param(128, False, HELPER_WARPS, marks=pytest.mark.slow), (128, True, HELPER_WARPS),
     pytest.param(64, True, HELPER_WARPS, marks=pytest.mark.slow), *(  # planned, but for a gradient of lse
         pytest.param(*each, marks=pytest.mark.slow) for each in (
-            (128, True, DQ_SERIAL), (128, False, DQ_SERIAL), (64, True, BRIEF64))), *[
+            (128, True, DQ_SERIAL), (128, False, DQ_SERIAL), (64, True, BRIEF64), (128, True, ORDERED),
+            (128, False, ORDERED))), *[
         pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)
 def test_form(dim, causal, change, monkeypatch):

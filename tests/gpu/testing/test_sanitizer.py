@@ -47,6 +47,7 @@ STORED = {
     "DkvHdim256": "P goes from the warps with dV to those with dK, whose pipe its docstring draws",
     "Dkv_DqByTask": "tasks, by `tile.Mailbox`",
     "DqByQueryHead_AddDq": "as Dkv_DqByTask",
+    "Dkv_OrderedDq": "as Dkv_DqByTask",
 }
 
 

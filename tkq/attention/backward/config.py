@@ -9,7 +9,7 @@ SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multipl
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
-DQ_REDUCE = ("atomic", "bulk", "first_store", "serial")
+DQ_REDUCE = ("atomic", "bulk", "first_store", "serial", "ordered")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,10 @@ class BackwardConfig:
     dq_reduce: how dQ of a tile comes to be the sum over the blocks of keys. "atomic": each adds to an fp32 accumulator
     from registers; "bulk": through shared memory; "first_store": likewise, and the first to contribute stores
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
-    (``dq_serial``).
+    (``dq_serial``); "ordered": through shared memory, by warps that wait for the blocks before, so that dQ has the same
+    bits in each run (``dq_ordered``).
+    dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
+    memory, one for each sender, or one in all.
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -60,6 +63,8 @@ class BackwardConfig:
     by_query_head: bool = False
     tail_waves: int = 1
     heads_per_task: int = 0
+    dq_stages: int = 1
+    dq_senders: int = 2
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
@@ -80,6 +85,15 @@ class BackwardConfig:
         """dQ goes from block to block."""
         return self.dq_reduce == "serial"
 
+    @property
+    def ordered(self) -> bool:
+        """The blocks add to a tile of dQ one after the other, always in one order."""
+        return self.dq_reduce == "ordered"
+
+    def adds_dq(self, spec: BackwardSpec) -> bool:
+        """Is dQ added up by the blocks that have the keys? Else a kernel of its own makes it."""
+        return spec.dq and (self.ordered or not spec.deterministic)
+
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, width // self.dq_cols
@@ -88,7 +102,7 @@ class BackwardConfig:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
         and counters, two of each sequence, or four of each tile."""
         counters = 6 if self.serial else 2
-        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + counters) + 8
+        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if self.adds_dq(spec) else 0)) + counters) + 8
 
     def dkv_partial_floats(self, spec: BackwardSpec, keys: int) -> int:
         """More of it, of a K/V head of ``keys`` keys: dK and dV that are handed on, and a counter for each warp."""
@@ -99,7 +113,7 @@ class BackwardConfig:
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
         dq = 0 if self.dq_reduce == "atomic" else 64 * self.dq_cols * 4
-        dq *= self.tile // 64 * (width // self.dq_cols) if self.serial else 1
+        dq *= self.tile // 64 * (width // self.dq_cols) if self.serial else self.dq_stages if self.ordered else 1
         p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
@@ -123,6 +137,7 @@ class BackwardConfig:
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
+        self._check_ordered(width)
         self._check_helper_warps(wide)
         alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.dq_kernel_kv * self.dq_kernel_stages)
         for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
@@ -130,6 +145,14 @@ class BackwardConfig:
                 raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "
                                  f"there are {SHARED_BYTES}")
         return self
+
+    def _check_ordered(self, width):
+        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
+            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
+        if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
+            raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
+        if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
+            raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
 
     def _check_helper_warps(self, wide):
         if self.helper_warps and (not self.persistent or self.dq_cols % 32):
@@ -142,5 +165,7 @@ class BackwardConfig:
                              "two dK/dV warpgroups")
         if self.dq_reduce == "first_store" and not self.by_query_head:
             raise ValueError(f"{self}: dq_reduce first_store needs by_query_head")
-        if self.tail_waves < 1 or ((self.tail_waves > 1 or self.heads_per_task) and not self.by_query_head):
-            raise ValueError(f"{self}: tail_waves is 1 or more; more than 1, and heads_per_task, need by_query_head")
+        if self.tail_waves < 1 or (self.tail_waves > 1 and not (self.by_query_head or self.ordered)):
+            raise ValueError(f"{self}: tail_waves is 1 or more; more than 1 needs by_query_head or dq_reduce ordered")
+        if self.heads_per_task and not self.by_query_head:
+            raise ValueError(f"{self}: heads_per_task needs by_query_head")

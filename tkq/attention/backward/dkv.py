@@ -109,7 +109,7 @@ class Dkv:
 
     def add_last_ds(self, s, t, c, queries=None):
         """Behind dV's last product. queries: of the part, as of ``part``; None: of the tile."""
-        if const_expr(self.spec.adds_dq):
+        if const_expr(self.config.adds_dq(self.spec)):
             self.hand_over(s, t, c)
             c.ds_ring.advance()
         tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=queries)
@@ -191,7 +191,7 @@ class Dkv:
             tk.sync(barrier, WARPGROUP)  # V has been read
             self.output.send(piece(g.layout, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
             tk.mul(c.dk, c.dk, g.scale)
-            if const_expr(self.spec.adds_dq):
+            if const_expr(self.config.adds_dq(self.spec)):
                 self.wait_for_dq(s, c)
             self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         tk.store_wait()

@@ -174,7 +174,8 @@ class DkvHdim256:
             tk.mul(x, x, g.scale)
         if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[0], kv.phase)
-            if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
+            # the last dS has been taken, and so K; values has used it before P
+            if const_expr(self.config.adds_dq(self.spec)):
                 acquire_after(s.ds_pipe, c.ds_ring)
         self.scheduler.next_kv(kv)
         self.send_accumulators(g, g.dk, s.k, c.dk, t, DK_BARRIER)
@@ -194,7 +195,7 @@ class DkvHdim256:
         self.make_ds(c, delta)
         s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
         c.p_ring.advance()
-        if const_expr(self.spec.adds_dq):
+        if const_expr(self.config.adds_dq(self.spec)):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[c.ds_ring.stage], c.ds)
             tk.publish()

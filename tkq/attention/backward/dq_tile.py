@@ -18,12 +18,12 @@ class DqTile:
         self.spec, self.config, self.tiles = spec, config, tiles
 
     def staging(self, al):
-        """(4, lane, quads, warps [, parts]) fp32: a part of dQ as the threads have it."""
+        """(4, lane, quads, warps [, parts or stages of a pipe]) fp32: a part of dQ as the threads have it."""
         c = self.config
-        if c.dq_reduce == "atomic" or not self.spec.adds_dq:
+        if c.dq_reduce == "atomic" or not c.adds_dq(self.spec):
             return None
         rows, cols = c.dq_parts(self.spec.width)
-        shape = 4, 32, c.dq_cols // 8, 4, *((rows * cols,) if c.serial else ())
+        shape = 4, 32, c.dq_cols // 8, 4, *((rows * cols,) if c.serial else (c.dq_stages,) if c.ordered else ())
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     @cute.jit
@@ -55,14 +55,20 @@ class DqTile:
         lane, quads = tk.lane_id(), self.config.dq_cols // 8
         tk.store_wait(pending)
         cute.arch.sync_warp()
-        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
-        for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], staging[None, lane, j])
-        tk.publish()
+        self.write_rows(staging, dq)
         cute.arch.sync_warp()
         if lane == 0:
             send(staging.iterator.toint(), quads * 512)
             tk.bulk_commit()
+
+    @cute.jit
+    def write_rows(self, staging, dq):
+        """A warp's rows of a part to its staging buffer, visible to TMA."""
+        quads = self.config.dq_cols // 8
+        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+        for j in cutlass.range_constexpr(quads):
+            cute.autovec_copy(mine[None, j], staging[None, tk.lane_id(), j])
+        tk.publish()
 
 
 @cute.jit

@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
@@ -28,7 +28,8 @@ WARP = 32
 class Counters(NamedTuple):
     """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to zero and of
     those to finish. ready: of the K/V heads of all sequences, tiles that are zero. added: likewise, warps that have
-    added all of a task's dQ. With ``by_query_head`` of the query heads."""
+    added all of a task's dQ. With ``by_query_head`` of the query heads. With dq_reduce "first_store" or "ordered" ready
+    has the words of tiles (``words_of``)."""
 
     next: cute.Tensor
     ready: cute.Tensor
@@ -204,7 +205,8 @@ class HelperWarps:
 
 
 class ConvertHelperWarps(HelperWarps):
-    """With dq_reduce "first_store": dQ of what has been added up, and no zeroes."""
+    """With dq_reduce "first_store" and "ordered": dQ of what has been added up, and no zeroes. In order, each tile as
+    soon as all blocks of keys that see it are in it."""
 
     @cute.jit
     def run(self, g):
@@ -213,7 +215,11 @@ class ConvertHelperWarps(HelperWarps):
         n = claim(counters.next, FINISHED)
         while n < tiles:
             at = self.tile(g, n)
-            wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
+            if const_expr(self.config.ordered):
+                seen = self.scheduler.blocks_that_add(g, at.rows_q, at.rows_k, at.number)
+                wait_count_backoff(words_of(g), Int32(self.number(g, at)), seen)
+            else:
+                wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
             self.convert(g, self.tile(g, n))  # found again: held, it would take registers
             n = claim(counters.next, FINISHED)
 

@@ -15,6 +15,7 @@ from tkq.attention.backward.dkv_hdim256 import DkvHdim256
 from tkq.attention.backward.dq_atomic import AddDq
 from tkq.attention.backward.dq_first_store import FirstStoreDq
 from tkq.attention.backward.dq_kernel import DqKernel
+from tkq.attention.backward.dq_ordered import OrderedDq
 from tkq.attention.backward.dq_serial import SerialDq
 from tkq.attention.backward.dq_tile import DqTile
 from tkq.attention.backward.dq_warpgroup import DqByQueryHead, DqByTask
@@ -57,14 +58,15 @@ class BackwardKernel:
       dO        stages     producer's bytes (1)        every warp with keys (8)
       dS        ds_stages  every warp with keys (8)    the dQ warpgroup's warps (4)
       K, V      1          producer's bytes (1)        persistent: every warp with keys (8), for K the dQ warps too (4)
-      tasks     2          the producer (mailbox)      persistent: every warp with keys (8), the dQ warps (4)
+      tasks     2          the producer (mailbox)      persistent: every warp with keys (8), the dQ warps (4), and
+                                                       those that send dQ (``OrderedDq``)
 
     Of these parts, chosen by spec and config:
 
       producer       ``Producer``
       dK, dV         ``Dkv``; above head_dim 128 ``DkvHdim256``, whose roles and pipes are drawn there
-      dQ             ``DqByTask`` or ``DqByQueryHead``, of a tile ``AddDq`` or ``FirstStoreDq``; or ``SerialDq``.
-                     Where it is not added up, ``DqKernel`` makes it behind
+      dQ             ``DqByTask`` or ``DqByQueryHead``, of a tile ``AddDq`` or ``FirstStoreDq``; ``SerialDq``
+                     or ``OrderedDq``. Where it is not added up, ``DqKernel`` makes it behind
       helper warps   ``HelperWarps``, ``PreprocessHelperWarps``, ``ConvertHelperWarps`` or none
       scheduler      ``TileScheduler``
 
@@ -146,14 +148,15 @@ class BackwardKernel:
             left=scalars.left, right=scalars.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads_per_kv,
             splits_per_kv_head=splits_per_kv_head, tiles=tiles, scale=scalars.scale, l2_section=l2_section,
             tail_heads=tail_heads, helper_warps=helper_operands,
-            scores=Scores.of(scalars.scale, scalars.softcap, spec.softcap))
+            scores=Scores.of(scalars.scale, scalars.softcap, spec.softcap),
+            descending=self.scheduler.descending(kv_heads * batches, l2_section, tail_heads) if c.ordered else None)
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq and not c.helper_warps and not (c.serial and self.dq.all_serial)):
+        if const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
             BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, parts.dq_serial.tiles
                                          if const_expr(c.serial) else 0, stream)
-        elif const_expr(spec.dq and not spec.adds_dq):
+        elif const_expr(spec.dq and not c.adds_dq(spec)):
             DqKernel(spec, c)((do, q, k, v, dq), parts.stats, layout, scalars, stream)
 
     def zero_ahead(self, l2_section, tail_heads, tiles, num_sms):
@@ -199,7 +202,7 @@ class BackwardKernel:
     @cute.kernel
     def kernel(self, g: Globals):
         c, tiles, warps = self.config, self.tiles, 8  # with keys
-        dq_warps = 4 if self.spec.adds_dq else 0
+        dq_warps, senders = 4 if c.adds_dq(self.spec) else 0, c.dq_senders if c.ordered else 0
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(tiles.kv, tiles.of_keys), v=al.tile(tiles.kv, tiles.of_keys),
@@ -207,8 +210,9 @@ class BackwardKernel:
             ds=al.tile(tiles.ds, tiles.of_keys * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
             p=self.dkv.p_ring(al), dq=self.dq_tile.staging(al), dq_full=al.semaphores(4) if c.serial else None,
+            dq_pipe=al.pipe(c.dq_senders, 0, 1, producers=4) if c.ordered else None,
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
-            tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps) if c.persistent else None,
+            tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps + senders) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
             q_pipe=al.pipe(c.stages, tiles.q.bytes + tiles.stats_bytes, warps),
             do_pipe=al.pipe(c.stages, tiles.q.bytes, warps),
@@ -216,7 +220,7 @@ class BackwardKernel:
             p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
 
         def initialise():
-            for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe):
+            for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe, *[s.dq_pipe] * c.ordered):
                 pipe.init()
             for i, kv_releases in enumerate((self.dkv.kv_releases[0] + dq_warps, self.dkv.kv_releases[1])):
                 tk.init(s.kv_full[i], 1)
@@ -257,13 +261,15 @@ class BackwardKernel:
             if tk.first_warp_of_group():
                 self.producer.run(g, s)
             else:
+                if const_expr(self.config.ordered):
+                    self.dq.send(g, s)
                 self.helper_warps.run(g)
         else:
             self.producer.run(g, s)
 
     @cute.jit
     def dq_warpgroup(self, g, s):
-        if const_expr(self.spec.adds_dq):
+        if const_expr(self.config.adds_dq(self.spec)):
             self.dq.run(g, s)
 
 
@@ -272,10 +278,12 @@ class BackwardKernel:
 
 def refuse(spec: BackwardSpec, config: BackwardConfig) -> None:
     """NotImplementedError for what a config cannot do with a spec."""
-    if config.helper_warps and not spec.adds_dq:
+    if config.helper_warps and not config.adds_dq(spec):
         raise NotImplementedError("attention backward: helper_warps without dQ to be added up")
-    if config.serial and (spec.left or not spec.adds_dq):
+    if config.serial and (spec.left or not config.adds_dq(spec)):
         raise NotImplementedError("attention backward: dq_reduce serial with a limit on the left, or without dQ")
+    if config.ordered and spec.left:
+        raise NotImplementedError("attention backward: dq_reduce ordered with a limit on the left")
     if config.by_query_head and (spec.varlen or spec.left):
         raise NotImplementedError("attention backward: helper_warps by_query_head, of packed sequences or with a limit "
                                   "on the left")
@@ -286,7 +294,7 @@ def helper_warps_of(spec: BackwardSpec, config: BackwardConfig, scheduler: TileS
     if not config.helper_warps:
         return None
     kind = (PreprocessHelperWarps if config.fuse_preprocess else
-            ConvertHelperWarps if config.dq_reduce == "first_store" else HelperWarps)
+            ConvertHelperWarps if config.ordered or config.dq_reduce == "first_store" else HelperWarps)
     return kind(spec, config, scheduler)
 
 
@@ -294,6 +302,8 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
     """What the dQ warpgroup runs."""
     if config.serial:
         return SerialDq(spec, config, tile, scheduler)
+    if config.ordered:
+        return OrderedDq(spec, config, tile, scheduler, helper_warps)
     if config.by_query_head:
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)
         return DqByQueryHead(spec, config, store, scheduler, helper_warps)

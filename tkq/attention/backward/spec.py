@@ -24,7 +24,8 @@ class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
     at most a number of keys, known at run time, to the left and to the right of the key they are aligned with; causal
     is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
-    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: packed sequences, delimited by
+    the log-sum-exp has a gradient. deterministic: the same in each run: dQ is made
+    by a kernel of its own, or added up in one order. varlen: packed sequences, delimited by
     cu_seqlens; seqused_q, seqused_k: only the first rows of each are in use.
 
     Raises:
@@ -42,11 +43,6 @@ class BackwardSpec:
     varlen: bool = False
     seqused_q: bool = False
     seqused_k: bool = False
-
-    @property
-    def adds_dq(self) -> bool:
-        """dQ is added up by the blocks that have the keys, in whatever order; else a kernel of its own makes it."""
-        return self.dq and not self.deterministic
 
     def __post_init__(self):
         if self.dtype not in DTYPES:

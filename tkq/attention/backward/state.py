@@ -80,6 +80,7 @@ class Globals:
     tail_heads: Int32  # see ``tile_of_task``
     scale: Float32
     scores: Scores
+    descending: Optional[Int32] = None  # with an ordered dQ, see ``TileScheduler.descending``
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Shared:
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe
     p_pipe: tk.Pipe
+    dq_pipe: Optional[tk.Pipe] = None  # of parts of dQ, where other warps send them
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.math import limits
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import Task
-from tkq.attention.common.query_mask import QueryExtent, mask_limits, query_tiles_of, tile_of_task
-from tkq.attention.common.tile_order import l2_section_of, part_in_order, serial_block
+from tkq.attention.common.query_mask import QueryExtent, blocks_that_add, mask_limits, query_tiles_of, tile_of_task
+from tkq.attention.common.tile_order import blocks_before, l2_section_of, part_in_order, serial_block, serial_heads
 
 
 class TileScheduler:
@@ -21,10 +21,14 @@ class TileScheduler:
     A task is a block of keys of one K/V head with all its query heads. With ``heads_per_task`` parts of these have
     tasks of their own, those of a K/V head as far apart as there are blocks at once: tasks of several query heads of a
     causal problem, which take unequally long, are soon at different ones, and more than L2 holds would be at work at
-    once. With a serial dQ the blocks of a head come last to first."""
+    once. With a serial or ordered dQ the blocks of a head come last to first; with an ordered one, where there are
+    masks, those of the last heads first to last, so that the longest tasks do not come at the end. These go through
+    their tiles from the last to the first: each then ends at its diagonal, as far behind the longer ones as it has
+    begun behind them."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
+        self.both_ways = config.ordered and config.longest_first and spec.right and not spec.varlen
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -35,6 +39,12 @@ class TileScheduler:
             return kv_heads, None
         of_task = cutlass.select_(heads // kv_heads % heads_per_task == 0, Int32(heads_per_task), Int32(1))
         return heads // of_task, heads // kv_heads // of_task
+
+    def descending(self, heads, l2_section, tail_heads):
+        """With an ordered dQ: of ``heads`` K/V heads, in order, those whose blocks come from the last to the first."""
+        if not self.both_ways:
+            return Int32((1 << 31) - 1)
+        return serial_heads(heads, l2_section, tail_heads * self.config.tail_waves)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -88,10 +98,13 @@ class TileScheduler:
             l2_section = g.l2_section
             if self.spec.varlen:
                 l2_section = l2_section_of(rows_q, g.l2_section, c.l2_section_bytes, heads)
-            head, block = tile_of_task(index, blocks, heads, l2_section, masks and c.longest_first, self.tail_heads(g))
+            sections = c.ordered or (masks and c.longest_first)
+            head, block = tile_of_task(index, blocks, heads, l2_section, sections, self.tail_heads(g))
             head = self.head_in_order(g, head)
             if const_expr(c.serial):
                 block = serial_block(block, blocks, head < g.dq_serial.heads)
+            if const_expr(c.ordered):
+                block = serial_block(block, blocks, head < g.descending)
             return head, block
 
         at = g.layout.at(True, c.block, i, g.kv_heads, order, c.longest_first)
@@ -102,7 +115,7 @@ class TileScheduler:
 
     def tail_heads(self, g):
         """See ``tile_of_task``."""
-        return g.tail_heads * self.config.tail_waves if self.config.by_query_head else g.tail_heads
+        return g.tail_heads * self.config.tail_waves
 
     def head_in_order(self, g, head):
         """Head ``head`` in the order of work."""
@@ -121,13 +134,30 @@ class TileScheduler:
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
 
+    def blocks_that_add(self, g, rows_q, rows_k, m):
+        """To dQ of tile m of a sequence."""
+        return blocks_that_add(self.extent(g, rows_q, rows_k), m)
+
+    def blocks_before(self, g, t, m):
+        """How many blocks add to dQ of tile m before the task's does, with an ordered dQ."""
+        return blocks_before(t.block, self.blocks_that_add(g, t.rows_q, t.rows_k, m), self.is_descending(g, t))
+
+    def is_descending(self, g, t):
+        """Is the task of a head whose blocks come from the last to the first, each with its first tile first?"""
+        return t.sequence * g.kv_heads + t.head < g.descending
+
     # ---- of a task -----------------------------------------------------------------------------
 
     @cute.jit
     def each_tile(self, g, t, work: Constexpr):
         """``work(i, h, m)`` for each tile m of each query head h, in the order in which all roles go through them; i is
         0 the first time, and counts with ``fuse_preprocess``."""
-        if const_expr(self.config.fuse_preprocess):
+        if const_expr(self.both_ways):
+            forward = self.is_descending(g, t)
+            for h in cutlass.range(g.heads_per_kv, unroll=1):
+                for i in cutlass.range(t.end - t.first, unroll=1):
+                    work(h + i, h, cutlass.select_(forward, t.first + i, t.end - 1 - i))
+        elif const_expr(self.config.fuse_preprocess):
             tiles = t.end - t.first
             for h in cutlass.range(g.heads_per_kv, unroll=1):
                 for i in cutlass.range(tiles, unroll=1):
@@ -140,6 +170,24 @@ class TileScheduler:
     @cute.jit
     def visit(self, g, s, t, c, step: Constexpr):
         """``step(g, s, t, c, m, masked)`` for each tile of each query head, in the order of ``each_tile``."""
+        if const_expr(self.both_ways):
+            self.visit_both_ways(g, s, t, c, step)
+        else:
+            self.visit_forward(g, s, t, c, step)
+
+    @cute.jit
+    def visit_both_ways(self, g, s, t, c, step: Constexpr):
+        forward, masked = self.is_descending(g, t), t.first_unmasked - t.first
+        for _ in cutlass.range(g.heads_per_kv, unroll=1):
+            for i in cutlass.range(cutlass.select_(forward, masked, Int32(0)), unroll=1):
+                step(g, s, t, c, t.first + i, True)
+            for i in cutlass.range(t.end - t.first_unmasked, unroll=1):
+                step(g, s, t, c, cutlass.select_(forward, t.first_unmasked + i, t.end - 1 - i), False)
+            for i in cutlass.range(cutlass.select_(forward, Int32(0), masked), unroll=1):
+                step(g, s, t, c, t.first_unmasked - 1 - i, True)
+
+    @cute.jit
+    def visit_forward(self, g, s, t, c, step: Constexpr):
         for _ in cutlass.range(g.heads_per_kv, unroll=1):
             for m in cutlass.range(t.first, t.first_unmasked, unroll=1):
                 step(g, s, t, c, m, True)

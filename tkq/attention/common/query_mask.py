@@ -63,6 +63,12 @@ def key_blocks_of(e: QueryExtent, first_row) -> TileRange:
     return TileRange(seen.first, least(seen.first_unmasked, end_unmasked), end_unmasked, seen.end)
 
 
+def blocks_that_add(e: QueryExtent, tile):
+    """How many key blocks, the first ones, query tile ``tile`` sees, without a limit on the left; 0 behind the rows."""
+    seen = key_blocks_of(e, tile * e.tile).end
+    return _chosen(tile * e.tile < e.rows_q, seen, seen * 0)
+
+
 def _seeing(e: QueryExtent, first_key) -> TileRange:
     """``query_tiles_of``, without regard to keys past the end."""
     tiles, last_key = ceil_div(e.rows_q, e.tile), least(first_key + e.block, e.rows_k)

@@ -66,6 +66,12 @@ def serial_block(block, blocks, now):
     return _chosen(now, blocks - 1 - block, block)
 
 
+def blocks_before(block, blocks, now):
+    """How many blocks come before ``block``, of the first ``blocks``: from the last to the first, ``now``, else from
+    the first to the last."""
+    return _chosen(now, blocks - 1 - block, block)
+
+
 def l2_section_of(rows, row_bytes, l2_section_bytes, heads):
     """For ``tile_of_task``, K/V heads that are worked on together: as many as fit into ``l2_section_bytes`` of L2, with
     ``row_bytes`` for each of ``rows`` queries."""

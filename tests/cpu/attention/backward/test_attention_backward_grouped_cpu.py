@@ -164,8 +164,8 @@ def test_what_cannot_run_is_refused():
             ({"helper_warps": False}, "by_query_head needs helper_warps"),
             ({"dq_reduce": "atomic"}, "dq_reduce bulk or first_store"),
             ({"tail_waves": 0}, "tail_waves is 1 or more"),
-            ({"by_query_head": False, "tail_waves": 2}, "need by_query_head"),
-            ({"by_query_head": False, "heads_per_task": 2}, "need by_query_head"),
+            ({"by_query_head": False, "tail_waves": 2, "heads_per_task": 0}, "needs by_query_head"),
+            ({"by_query_head": False, "heads_per_task": 2}, "heads_per_task needs by_query_head"),
             ({"by_query_head": False, "dq_reduce": "first_store"}, "first_store needs by_query_head"),
             ({"fuse_preprocess": True}, "without by_query_head"),
             ({"persistent": False}, "persistent")):

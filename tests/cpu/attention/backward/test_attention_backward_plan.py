@@ -26,15 +26,15 @@ def test_what_is_planned_can_run(spec, varlen, length, group):
     assert sum(registers * groups for registers, groups in config.roles) <= 512
 
 
-@given(SPECS, st.integers(1, 100_000), st.integers(1, 9), st.booleans())
-def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, serial):
+@given(SPECS, st.integers(1, 100_000), st.integers(1, 9), st.sampled_from(("bulk", "serial", "ordered")))
+def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, reduce):
     """As the kernels lay it out: of all tiles the statistics, the accumulator from 16 bytes on, the counters."""
-    config = dataclasses.replace(plan(spec), dq_reduce="serial" if serial else "bulk")
+    config = dataclasses.replace(plan(spec), dq_reduce=reduce)
     tiles = heads * -(-rows // config.tile)
     end = tiles * 2 * config.tile
-    if spec.dq and not spec.deterministic:
+    if spec.dq and (reduce == "ordered" or not spec.deterministic):
         end = -(-end // 4) * 4 + tiles * config.tile * spec.width
-    end += 1 + 4 * tiles if serial else 3 + 2 * heads
+    end += {"serial": 1 + 4 * tiles, "ordered": 3 + 2 * (tiles + 1), "bulk": 3 + 2 * heads}[reduce]
     assert end <= heads * config.workspace_floats(spec, rows) <= end + heads * 16 + 6 * tiles
 
 
@@ -96,9 +96,10 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grou
     """Blocks that stay: at most a limit on the right, dQ added up, no softcap. Parts of two heads: where there are two
     parts or more, as workspace is taken for them."""
     config = plan(dataclasses.replace(spec, varlen=varlen), length, group)
-    if spec.left or spec.softcap or not spec.adds_dq:
+    if spec.left or spec.softcap or not config.adds_dq(spec):
         assert not (config.persistent or config.helper_warps)
-    assert not (config.helper_warps and group > 1 and varlen)
+    assert not (config.helper_warps and group > 1 and varlen) or config.ordered
+    assert config.ordered == (spec.deterministic and spec.dq and spec.width < 256 and not (spec.left or spec.softcap))
     heads_per_task = config.heads_per_task
     assert not heads_per_task or (group in (4, 6, 8) and heads_per_task == 2 and not varlen and spec.right)
     assert not config.serial or (varlen and length == "brief" and (spec.width == 128 or spec.right))
