@@ -78,12 +78,22 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
+    if getattr(given, "summed", False):
+        out, out2 = (_both(x, given.v.dtype) for x in (out, out2))
+    if getattr(given, "less", None) is not None:
+        out = out - given.less.transpose(1, 2).to(wide)
     own = None if beta is None else torch.where(beta >= LEAST, 1.0, beta)
     dv = _beside(given, lacking if given.updates else out2 if beta is None else own * of_heads(given.x)
                  if given.reverse and given.x is not None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
                 inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
+
+
+def _both(x, dtype):
+    """Of two neighbouring heads: one is sent to the other, rounded."""
+    first, second = x.unflatten(1, (-1, 2)).unbind(2)
+    return first + second.to(dtype).to(x.dtype)
 
 
 def _beside(given, found):
@@ -117,7 +127,8 @@ def of_sequences(given, scale, launched):
             found[:, begin:end] = x
         return found
 
-    of_none = math.nan if given.beta is getattr(given, "less", None) is None else 0.0
+    less = None if hasattr(given, "summed") else getattr(given, "less", None)  # of columns: sums of none are zeros
+    of_none = math.nan if given.beta is less is None else 0.0
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
                 whole("dots", of_none), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),

@@ -55,8 +55,11 @@ def _delta_rule():
     for gate, dot in (("none", False), ("token", False), ("token", True)):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
         spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
-        yield f"gated_delta_rule_before{end}", replace(spec, second="query")
-        yield f"gated_delta_rule_behind{end}", replace(spec, second="pair", reverse=True)
+        for summed in (False, True):
+            more = "-summed" * summed
+            yield f"gated_delta_rule_before{end}{more}", replace(spec, second="query", summed=summed)
+            yield f"gated_delta_rule_behind{end}{more}", replace(spec, second="pair", reverse=True, summed=summed,
+                                                                  less=True)
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))

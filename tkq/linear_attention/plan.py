@@ -23,7 +23,7 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    rest = (2 * heads + groups + 2 * spec.exact) * tile
+    rest = (2 * heads + groups + 2 * spec.exact + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups), heads)
@@ -41,13 +41,15 @@ def paired(spec: LinearSpec) -> bool:
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
     loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
-    of second operands and of Mamba-2; and where the delta rule has three outputs."""
+    of second operands and of Mamba-2; where the delta rule has three outputs, and of outputs of two heads."""
     found = spec.packed or spec.pool
     if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
         return 16 if found else 8
     if spec.delta and (spec.head_dim > NARROW or not spec.writes):
         return 8
     if spec.delta and found and not spec.reverse:
+        return 16
+    if spec.summed or spec.less:
         return 16
     return 4 if spec.second or (spec.ssd and found) else 0
 

@@ -7,6 +7,7 @@ DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
 HEAD_DIMS = tuple(range(32, 257, 16))
 LEAST = 2.0**-4  # beta from which on the delta rule's forward keeps a corrected value, and not what its value lacks
+GROUP = 64  # columns of V of a warpgroup of the state
 NARROW = 128  # columns of K: two warpgroups of a block have the registers for states of that width, one for wider ones
 COLUMN_DIMS = tuple(range(32, NARROW + 1, 16))  # K with gates for each column
 VALUE_DIMS = tuple(range(32, 257, 16))
@@ -66,6 +67,9 @@ class LinearSpec:
         state that each begins with; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
         128 at most, without delta, strict, others and ssd.
+    summed: outputs are of two neighbouring heads each, which share values, or of second operands ones of them; every
+        head has queries of its own. With second, and value_dim above 64.
+    less: with second "pair": another tensor, which is taken off what comes out.
     """
 
     dtype: str
@@ -88,6 +92,8 @@ class LinearSpec:
     part: str | None = None
     second: str | None = None
     inverse: str | None = None
+    summed: bool = False
+    less: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -148,6 +154,11 @@ class LinearSpec:
         if self.second and (others or (self.second == "query" and not self.writes)):
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
                              "without delta, strict, others and ssd, and of segments' states 'pair' alone")
+
+        if self.summed and not (self.second and self.writes and self.value_dim > GROUP):
+            raise ValueError(f"LinearSpec: summed, allowed is with second, outputs and value_dim above {GROUP}")
+        if self.less and not (self.second == "pair" and self.writes):
+            raise ValueError("LinearSpec: less, allowed is with second 'pair' and outputs")
 
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):

@@ -6,13 +6,16 @@ from torch.nn.functional import normalize
 
 from tests.gpu.linear_attention.test_linear_forward import make
 from tests.helpers.linear_launches import launched, of_gradients
+from tests.helpers.sanitizer.nan_fill import poisoned
 from tests.helpers.sanitizer.guard_pages import guarded
 from tkq.linear_attention.launch import Given, launch
 from tkq.testing import assert_2x
 
 
 def check(given, scale=0.3):
-    found, peer = launch(given, scale), launched(given, scale)
+    with poisoned():
+        found = launch(given, scale)
+    peer = launched(given, scale)
     exact = launched(given._replace(**{name: None if x is None else x.double() for name, x in given._asdict().items()
                                        if x is None or isinstance(x, torch.Tensor)}), scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
@@ -64,6 +67,38 @@ def test_second_operands(S, gate, sums, second):
         check(given._replace(q2=more, final=torch.float32))
     else:
         check(given._replace(k2=more, v2=v2, x=v2 if sums else None, reverse=True))
+
+
+def neighbours(second, packed, S=300):
+    """Four heads, of which two share values, of 96 columns: what one warpgroup of the state writes, and a part of what
+    the other does."""
+    v, v2, q, g = make(1 if packed else 2, S, 2, 4, 96, 64, "token")
+    more, other = torch.randn_like(q), torch.randn_like(v)
+    cu = torch.tensor([0, 70, 70, 199, 300], device="cuda", dtype=torch.int32) if packed else None
+    given = Given(q, torch.randn_like(q), v, g, initial=torch.randn(4 if packed else 2, 4, 64, 96, device="cuda"),
+                  cu=cu, summed=True)
+    if second == "query":
+        return given._replace(q2=more, x=other, final=torch.float32)
+    return given._replace(k2=more, v2=v2, x=v2, reverse=True, less=other)
+
+
+@pytest.mark.parametrize("second, packed", [("query", False), ("pair", False), ("query", True), ("pair", True)])
+@pytest.mark.sampled(when=lambda second, packed: (second == "pair") == packed)
+def test_outputs_of_neighbours(second, packed):
+    """Of two heads each, which a cluster of blocks adds up: the same bits each time."""
+    given = neighbours(second, packed)
+    found = check(given)
+    assert found.o.shape[2] == 2 and (found.dv is None or found.dv.shape[2] == 2)
+    for _ in range(3):
+        again = launch(given, 0.3)
+        assert all(torch.equal(x, y) for x, y in zip(found, again) if x is not None)
+
+
+def test_what_is_taken_off():
+    """Of each head by itself."""
+    v, v2, q, g = make(2, 200, 2, 4, 64, 64, "token")
+    check(Given(q, torch.randn_like(q), v, g, k2=torch.randn_like(q), v2=v2, x=v2, reverse=True,
+                less=torch.randn(2, 200, 4, 64, device="cuda").to(v.dtype)))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 import tkq
+from tests.gpu.linear_attention.test_delta_launches import neighbours
 from tests.gpu.linear_attention.test_linear_forward import make
 from tests.helpers.linear_launches import launched, of_gradients
 from tests.helpers.one_sign import bias_of_one_sign
@@ -136,6 +137,12 @@ def test_second_operands(second):
         check(given._replace(q2=torch.randn_like(q), x=torch.randn_like(v), final=F32), 3)
     else:
         check(given._replace(k2=torch.randn_like(q), v2=v2, x=v2, reverse=True), 3)
+
+
+@pytest.mark.slow  # without segments they are everyday's, test_delta_launches.py
+@pytest.mark.parametrize("second", ["query", "pair"])
+def test_outputs_of_neighbours(second):
+    check(neighbours(second, False), 3, groups=2)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

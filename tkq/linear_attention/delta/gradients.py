@@ -30,7 +30,8 @@ behind it, of what queries and keys as they come later take, less what they give
 
 All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers.
 What takes the same state is one launch: dq and w of S, x - y of D, which takes up two keys and values of each token
-(see `engine.second`)."""
+(see `engine.second`), and from which w is taken off where it is made. Of heads that share one of q and k these launches
+add up two neighbours (see `engine.neighbours`), and what is left of more is a launch of sums."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -42,7 +43,7 @@ from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.spec import LEAST
-from tkq.linear_attention.split.launch import launch
+from tkq.linear_attention.split.launch import launch, sums_neighbours
 
 
 class DeltaSaved(NamedTuple):
@@ -123,8 +124,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
         dq = over_shared((before.o,), q) if needs.q else None
     if need_k:
-        behind_it = _behind(p, need_g)
-        dk = over_shared((behind_it.o, before.dv), k) if needs.k else None
+        behind_it = _behind(p, need_g, before.dv)
+        dk = over_shared((behind_it.o,), k) if needs.k else None
     if need_g:
         at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
         dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
@@ -144,15 +145,22 @@ def _before(p, with_w, with_dots, with_final):
     """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
     as it is here."""
     q, k, _, g, _, initial, cu, *_ = p.saved
-    return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
-        final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-        q2=p.dv[..., part] if with_w else None), p.scale))
+
+    def of(part):
+        given = Given(p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
+                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
+                      q2=p.dv[..., part] if with_w else None)
+        return launch(given._replace(summed=with_w and sums_neighbours(given)), p.scale)
+
+    return over_values(p.u.shape[3], of)
 
 
-def _behind(p, with_dots):
-    """x - y, what queries from a token on and keys behind it give; with sums of that times k."""
+def _behind(p, with_dots, w):
+    """x - y - w, where x and y are what queries from a token on and keys behind it give; with sums of x - y times k.
+    w: of every head, or of two neighbours; then of these."""
     k, behind = p.saved.k, p.behind
+    summed = w.shape[2] < p.u.shape[2]
     return over_values(p.u.shape[3], lambda part: launch(Given(
         p.u[..., part], p.do[..., part], behind.q, p.saved.g, initial=turned_part(behind.state, part),
-        x=k if with_dots else None, reverse=True, cu=p.saved.cu, k2=p.dv[..., part], v2=k), behind.scale))
+        x=k if with_dots else None, reverse=True, cu=p.saved.cu, k2=p.dv[..., part], v2=k, summed=summed,
+        less=None if part.start else w), behind.scale))

@@ -15,7 +15,8 @@ class Operands(NamedTuple):
     initial and final. checkpoints, every: None, or (B, rows, HO, K, V) of any strides, for states behind each
     `every`-th chunk (see `checkpoints.Checkpoints`). Of segments (`Segmented`) states are B * N, and decays None
     or (B * N, HO) fp32; o is None with part "states". q2, or k2 and v2: as q, k and v (see `second.Second`); with
-    q2 its outputs are dv. inverse: None, or (B, S, HO, 64): of each token the row of its chunk's inverse."""
+    q2 its outputs are dv. inverse: None, or (B, S, HO, 64): of each token the row of its chunk's inverse. less:
+    None, or as o. Summed, o, dv and less have half of the heads."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -37,3 +38,4 @@ class Operands(NamedTuple):
     k2: Optional[cute.Tensor]
     v2: Optional[cute.Tensor]
     inverse: Optional[cute.Tensor]
+    less: Optional[cute.Tensor]

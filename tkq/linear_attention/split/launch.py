@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tkq.linear_attention import launch as engine
 from tkq.linear_attention.launch import Given, Made
+from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime import Recipe, function
@@ -29,6 +30,8 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
+    if given.summed:
+        how = how._replace(groups=2)
     if how.segments > 1:
         return in_segments(given, scale, how), None
     return engine.start(_of(given, how), scale)
@@ -55,6 +58,15 @@ def split_of(given: Given) -> Split:
                        given.beta is not None and given.reverse))
 
 
+def sums_neighbours(given: Given) -> bool:
+    """Can a launch with second operands add up outputs of neighbouring heads? Where these share values by twos, and a
+    block has two groups of V's columns."""
+    heads, of_values = given.q.shape[2], given.v.shape[2]
+    if not heads or heads // of_values % 2 or given.v.shape[3] <= GROUP:
+        return False
+    return not given.v.is_cuda or split_of(given).groups == 2
+
+
 def in_segments(given: Given, scale: float, how: Split) -> Made:
     """Of any given without cu and state_indices. What segments add to states and make of them is computed first, with
     no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
@@ -76,7 +88,7 @@ def states_of(given: Given) -> Given:
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
-                          strict=False, updates=False, others=False, steps=steps, q2=None)
+                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
