@@ -52,9 +52,10 @@ def _delta_rule():
         yield f"gated_delta_rule{end}", spec
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True, inverse="out")
         yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True, inverse="in")
-    for gate, dot in (("none", False), ("token", False), ("token", True)):
-        end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
-        spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
+    for gate, dot, beta in (("none", False, "fp32"), ("token", False, "fp32"), ("token", True, "fp32"),
+                            ("token", True, "bf16")):
+        end = f"-bf16-k128-v128-{gate}{'-dot' * dot}-beta_{beta}"
+        spec = LinearSpec("bf16", 128, 128, gate, dot=dot, kept=beta)
         for summed in (False, True):
             more = "-summed" * summed
             yield f"gated_delta_rule_before{end}{more}", replace(spec, second="query", summed=summed)

@@ -34,7 +34,7 @@ def paired(spec: LinearSpec) -> bool:
     made of the same products. K is 64 at most, and there are no sums of o times x, whose scores are in two parts: with
     more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
     one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
-    found = spec.packed or spec.pool or spec.checkpoints
+    found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return max(spec.value_dim, spec.head_dim) <= CHUNK and not (one or found)
 
 
@@ -50,7 +50,7 @@ def spilled(spec: LinearSpec) -> int:
     if spec.delta and found and not spec.reverse:
         return 16
     if spec.summed or spec.less:
-        return 16
+        return 24
     return 4 if spec.second or (spec.ssd and found) else 0
 
 

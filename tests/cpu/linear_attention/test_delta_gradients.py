@@ -14,7 +14,7 @@ KEYS = {"random": lambda k: k, "identical": lambda k: k[:, :1].expand_as(k),
         "correlated": lambda k: normalize(k[:, :1] + 0.3 * k, dim=-1)}
 
 
-def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True, heads=2):  # noqa: PLR0913
+def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True, heads=2):
     """q, k, v, g, beta, initial state; four heads of v share `heads` of q and k."""
     torch.manual_seed(0)
     q, k = (normalize(torch.randn(2, S, heads, K, dtype=torch.float64), dim=-1) for _ in range(2))

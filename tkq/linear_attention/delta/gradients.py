@@ -42,7 +42,6 @@ from torch import Tensor
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
-from tkq.linear_attention.spec import LEAST
 from tkq.linear_attention.split.launch import launch, sums_neighbours
 
 
@@ -86,14 +85,13 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, dv: the gradient of values. behind: what
-    those take that begin with the final state's gradient."""
+    """What the launches of a backward share. dv: the gradient of values. behind: what those take that begin with the
+    final state's gradient."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Behind
-    u: Tensor
     dv: Tensor | None = None
 
 
@@ -102,7 +100,7 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """A launch of the engine for dv, dbeta and u, one for dq and w, one for x - y; dg is made of the latter two. Of
+    """A launch of the engine for dv and dbeta, one for dq and w, one for x - y - w; dg is made of the latter two. Of
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
     saved = saved if saved.inverse is not None else _again(saved, scale)
@@ -115,10 +113,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
                               updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
-        p = Pass(saved, scale, do, behind, solved.dv, solved.o)
-    else:
-        b = beta[..., None]
-        p = Pass(saved, scale, do, behind, torch.where(b >= LEAST, updates, updates * b).to(updates.dtype))
+    p = Pass(saved, scale, do, behind, None if solved is None else solved.o)
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
@@ -144,23 +139,23 @@ def _again(saved, scale):
 def _before(p, with_w, with_dots, with_final):
     """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
     as it is here."""
-    q, k, _, g, _, initial, cu, *_ = p.saved
+    q, k, _, g, beta, initial, cu, kept, *_ = p.saved
 
     def of(part):
-        given = Given(p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
+        given = Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
                       final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
                       q2=p.dv[..., part] if with_w else None)
         return launch(given._replace(summed=with_w and sums_neighbours(given)), p.scale)
 
-    return over_values(p.u.shape[3], of)
+    return over_values(kept.shape[3], of)
 
 
 def _behind(p, with_dots, w):
     """x - y - w, where x and y are what queries from a token on and keys behind it give; with sums of x - y times k.
     w: of every head, or of two neighbours; then of these."""
-    k, behind = p.saved.k, p.behind
-    summed = w.shape[2] < p.u.shape[2]
-    return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.u[..., part], p.do[..., part], behind.q, p.saved.g, initial=turned_part(behind.state, part),
-        x=k if with_dots else None, reverse=True, cu=p.saved.cu, k2=p.dv[..., part], v2=k, summed=summed,
+    behind, (_, k, _, g, beta, _, cu, kept, *_) = p.behind, p.saved
+    summed = w.shape[2] < kept.shape[2]
+    return over_values(kept.shape[3], lambda part: launch(Given(
+        kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
+        x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
         less=None if part.start else w), behind.scale))

@@ -93,8 +93,8 @@ class LinearAttention:
         rows = fake.sym() if spec.packed or spec.pool or spec.part else B
         states, last = [(rows, HO, *((x, K) if spec.state_v_first else (K, x))) for x in (V, self.segmented.columns)]
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(out, V) if spec.writes else None, g,
-                            of_tokens(spec.delta), any_strides(spec.initial, states), any_strides(spec.final, last),
-                            operand(fake.sym(), V) if spec.has_x else None, dots,
+                            of_tokens(spec.delta or spec.kept), any_strides(spec.initial, states),
+                            any_strides(spec.final, last), operand(fake.sym(), V) if spec.has_x else None, dots,
                             operand(out, V) if spec.writes and self.two else None, numbers(spec.packed),
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
@@ -301,7 +301,6 @@ class LinearAttention:
             self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
-            self.put_corrected(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
@@ -325,7 +324,8 @@ class LinearAttention:
         tk.store_wait(read=False)
 
     def write(self, g, s, t, c, at):
-        """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has, how many)."""
+        """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
+        the ring of outputs)."""
         wg, chunk, stage, of_scores, skip, written = at
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
@@ -346,15 +346,6 @@ class LinearAttention:
                 add_dots(s.dots, c.w, c.v, wg, less=True)
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
-
-    def put_corrected(self, g, s, t, c, at):
-        """The delta rule's corrected values, of what values lack, while tensor cores have much to do. at: (the
-        warpgroup, the chunk, stages of tokens and scores)."""
-        if self.delta.sums:
-            wg, chunk, stage, of_scores = at
-            tk.load_T(c.rest, s.x[self.tile(stage, wg)])
-            self.delta.corrected(c, s.delta, of_scores)
-            self.put(g.dv, s, t, c.rest, chunk, wg)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""

@@ -53,7 +53,7 @@ def split_of(given: Given) -> Split:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        True, H,
-                       given.dot or given.second is not None or given.others,
+                       given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
                        given.beta is not None and given.reverse))
 
