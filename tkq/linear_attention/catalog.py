@@ -177,7 +177,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
-        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64)
+        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
         return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
                            local_memory=8 * bool(spec.packed))

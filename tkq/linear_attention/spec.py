@@ -72,6 +72,8 @@ class LinearSpec:
     less: with second "pair": another tensor, which is taken off what comes out.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
+    blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
+        inverse. K of 64 or 128, V above 64.
     """
 
     dtype: str
@@ -97,6 +99,7 @@ class LinearSpec:
     summed: bool = False
     less: bool = False
     kept: str | None = None
+    blocks: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -136,6 +139,12 @@ class LinearSpec:
         self._check_second()
 
     def _check_inverse(self):
+        if self.blocks:
+            if self.inverse or self.part or not (self.delta and (self.updates if not self.reverse else self.dot)) or (
+                    self.head_dim not in (GROUP, NARROW) or self.value_dim <= GROUP):
+                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, without "
+                                 f"inverse and part, with head_dim {GROUP} or {NARROW} and value_dim above {GROUP}")
+            return
         if self.updates and (self.reverse or not self.inverse):
             raise ValueError("LinearSpec: updates, allowed is with delta and inverse, and not reversed")
         known = self.inverse == "in"

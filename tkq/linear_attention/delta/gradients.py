@@ -48,7 +48,8 @@ from tkq.linear_attention.split.launch import launch, sums_neighbours
 class DeltaSaved(NamedTuple):
     """What the gradients need of a forward. cu: where packed sequences begin and end. updates, inverse, transfers:
     corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
-    any: `Made.dv` and the others of a launch with updates; or None: they are made again."""
+    any: `Made.dv` and the others of a launch with updates; without inverse that of blocks; or None: all are made
+    again."""
 
     q: Tensor
     k: Tensor
@@ -103,7 +104,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     """A launch of the engine for dv and dbeta, one for dq and w, one for x - y - w; dg is made of the latter two. Of
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
-    saved = saved if saved.inverse is not None else _again(saved, scale)
+    saved = saved if saved.updates is not None else _again(saved, scale)
     q, k, _, g, beta, initial, cu, updates, inverse, transfers = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
@@ -112,7 +113,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
+                              updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers,
+                              blocks=inverse is None), behind.scale)
     p = Pass(saved, scale, do, behind, None if solved is None else solved.o)
     need_k = needs.k or need_g
     if needs.q or need_k:

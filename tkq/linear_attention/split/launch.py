@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention import launch as engine
+from tkq.linear_attention.blocks.config import wide
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import Sizes, Split, split
@@ -47,6 +48,8 @@ def split_of(given: Given) -> Split:
     lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
     threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
+    if given.blocks:
+        return Split(2, 1)
     if given.transfers is not None:
         return Split(2, len(given.transfers) // B)
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
@@ -56,6 +59,12 @@ def split_of(given: Given) -> Split:
                        given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
                        given.beta is not None and given.reverse))
+
+
+def by_blocks(given: Given) -> Given:
+    """The delta rule's forward with updates, to go block by block where its sequences and columns are whole."""
+    blocks = wide(given.q.shape[3], given.v.shape[3]) and split_of(given) == Split(2, 1)
+    return given._replace(blocks=blocks)
 
 
 def sums_neighbours(given: Given) -> bool:
