@@ -196,7 +196,8 @@ class Chunk:
         tokens = keys.shape[-2]
         if self.given.inverse is not None:
             return self.place[..., :tokens]
-        lower = (self.beta.mT if self.given.updates else self.beta) * self.of_keys(keys)
+        of_columns = self.given.updates or self.given.blocks
+        lower = (self.beta.mT if of_columns else self.beta) * self.of_keys(keys)
         unit = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand_as(lower)
         self.place[..., :tokens] = self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
         return self.place[..., :tokens]

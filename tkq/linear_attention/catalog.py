@@ -50,8 +50,10 @@ def _delta_rule():
     for gate, beta in itertools.product(("none", "token"), ("fp32", "bf16")):
         end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
         yield f"gated_delta_rule{end}", spec
-        yield f"gated_delta_rule_updates{end}", replace(spec, updates=True, inverse="out")
-        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True, inverse="in")
+        for more, (out, known) in (("", ("out", "in")), ("-blocks", (None, None))):
+            blocks = bool(more)
+            yield f"gated_delta_rule_updates{end}{more}", replace(spec, updates=True, inverse=out, blocks=blocks)
+            yield f"gated_delta_rule_du{end}{more}", replace(spec, reverse=True, dot=True, inverse=known, blocks=blocks)
     for gate, dot, beta in (("none", False, "fp32"), ("token", False, "fp32"), ("token", True, "fp32"),
                             ("token", True, "bf16")):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}-beta_{beta}"
@@ -180,7 +182,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
         return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed))
+                           local_memory=8 * (bool(spec.packed) + spec.reverse) * (1 + spec.reverse))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

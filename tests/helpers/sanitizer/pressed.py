@@ -176,6 +176,16 @@ def delta_neighbours():
         same_bits(lambda given=given: [x for x in cases.launch(given, 0.3) if x is not None])
 
 
+def delta_training():
+    """The delta rule's forward and gradients by blocks."""
+    from tests.gpu.linear_attention import test_blocks_on_gpu as cases
+
+    for reverse in (False, True):
+        given = cases.training("usual", reverse)
+        cases.check_launch(given, 0.125)
+        same_bits(lambda given=given: [x for x in cases.launch(given, 0.125) if x is not None])
+
+
 def delta_wide():
     from tests.gpu.linear_attention.test_wide import delta_rule  # keys of 256 columns
     same_bits(lambda: delta_rule(460, "random"))
@@ -385,7 +395,7 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, *fft.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync,
     gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped,
-    grouped_long, linear, delta, delta_neighbours, delta_wide, channels, channels_delta, packed_states, ssd, based,
+    grouped_long, linear, delta, delta_neighbours, delta_training, delta_wide, channels, channels_delta, packed_states, ssd, based,
     steps, scan,
     norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
     cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}

@@ -42,7 +42,7 @@ from torch import Tensor
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
-from tkq.linear_attention.split.launch import launch, sums_neighbours
+from tkq.linear_attention.split.launch import by_blocks, launch, sums_neighbours
 
 
 class DeltaSaved(NamedTuple):
@@ -134,7 +134,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
 def _again(saved, scale):
     """With what the forward may have kept, by the same launch."""
     q, k, v, g, beta, initial, cu, *_ = saved
-    made = launch(Given(q, k, v, g, beta, initial, updates=True, cu=cu), scale)
+    made = launch(by_blocks(Given(q, k, v, g, beta, initial, updates=True, cu=cu)), scale)
     return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers)
 
 

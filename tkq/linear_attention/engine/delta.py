@@ -60,7 +60,6 @@ class Delta:
         self.sums = self.back and self.known and spec.dot
         self.of_keys = self.there and (self.sums or not self.known)  # is something made of K K'?
         self.solves = self.there and not self.known
-        self.gives_two = (self.back and not self.known) or spec.updates  # o, and beside it another
         self.outputs = not spec.updates or bool(inverse)  # are there any, with the forward?
 
     def shared(self, al: tk.SharedAllocator, stages: int = 2) -> Any:

@@ -69,7 +69,7 @@ class LinearAttention:
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
-        self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
+        self.two = spec.updates or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
 

@@ -63,8 +63,8 @@ def split_of(given: Given) -> Split:
 
 def by_blocks(given: Given) -> Given:
     """The delta rule's forward with updates, to go block by block where its sequences and columns are whole."""
-    blocks = wide(given.q.shape[3], given.v.shape[3]) and split_of(given) == Split(2, 1)
-    return given._replace(blocks=blocks)
+    fits = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])
+    return given._replace(blocks=fits and split_of(given) == Split(2, 1))
 
 
 def sums_neighbours(given: Given) -> bool:
