@@ -181,7 +181,8 @@ MUTANTS = (
          "of_rows, of_cols = (shared.kept, shared.sum) if self.spec.reverse else (shared.sum, shared.kept)",
          "of_rows, of_cols = (shared.sum, shared.kept) if self.spec.reverse else (shared.kept, shared.sum)",
          SECOND_PAIR),
-        ("gate_of_infinity", "return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "return x", RESET)),
+        ("gate_of_infinity", "found = [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "found = x",
+         RESET)),
     *family(
         "linear_checkpoints", "tkq/linear_attention/engine/checkpoints.py",
         ("of_a_chunk_that_ends_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",

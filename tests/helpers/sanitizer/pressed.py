@@ -395,10 +395,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, *fft.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync,
     gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped,
-    grouped_long, linear, delta, delta_neighbours, delta_training, delta_wide, channels, channels_delta, packed_states, ssd, based,
-    steps, scan,
-    norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
-    cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    grouped_long, linear, delta, delta_neighbours, delta_training, delta_wide, channels, channels_delta, packed_states,
+    ssd, based, steps, scan, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised,
+    rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

@@ -85,7 +85,7 @@ class BlockState:
 
     def add(self, c, s, at, stages):
         """A block's outputs, and the state behind it. at: the block, the warpgroup. stages: of tokens and of scores."""
-        (block, wg), (tokens, scores) = at, stages
+        (block, _), (tokens, scores) = at, stages
         inside, there = dict(k=(block * EDGE, (block + 1) * EDGE)), (block * EDGE, EDGE)
         of, values = s.factors, tk.columns(c.v, *there)
         meet(self, c, c.both, lambda panel: self.units.both(s.units, tokens, block, panel))
