@@ -54,8 +54,8 @@ def _delta_rule():
             blocks = bool(more)
             yield f"gated_delta_rule_updates{end}{more}", replace(spec, updates=True, inverse=out, blocks=blocks)
             yield f"gated_delta_rule_du{end}{more}", replace(spec, reverse=True, dot=True, inverse=known, blocks=blocks)
-    for gate, dot, beta in (("none", False, "fp32"), ("token", False, "fp32"), ("token", True, "fp32"),
-                            ("token", True, "bf16")):
+    for gate, dot, beta in (("none", False, "fp32"), ("none", False, "bf16"), ("token", False, "fp32"),
+                            ("token", True, "fp32"), ("token", True, "bf16")):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}-beta_{beta}"
         spec = LinearSpec("bf16", 128, 128, gate, dot=dot, kept=beta)
         for summed in (False, True):
