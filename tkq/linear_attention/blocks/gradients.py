@@ -91,7 +91,6 @@ class BlockGradients:
         values, between = tk.columns(c.v, *there), tk.columns(c.u, *there)
         self.outputs(c, s, block, stages)
         factors_of(c.more, of.beta, block, scores)
-        tk.mma_wait(0)
         tk.apply_narrow(between, lambda o, b: o * b, c.some, c.more)
         tk.copy(tk.columns(c.u, *rest), between)
         tk.mm_ABt(c.given, c.u, s.inverse[scores], b_part=block, **inside)
@@ -110,19 +109,21 @@ class BlockGradients:
             tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), c.taken, self.units.keys(s.units, tokens, block, panel))
         tk.store_T(s.pieces[wg * BLOCKS + block], between)
         tk.load_T(c.x, s.x[(tokens * len(s.v) + wg) * BLOCKS + block])
-        tk.mma_wait(0)
+        tk.mma_wait(self.units.panels)
         self.add_dots(c, s.dots, block, wg)
+        tk.mma_wait(0)
 
     def outputs(self, c, s, block, stages):
-        """O is under way; the state has decayed."""
+        """c.some = O; the state has decayed."""
         tokens, scores = stages
+        tk.mm_ABt(c.some, c.v, s.p[scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
         meet(self, c, c.given, lambda panel: self.units.keys(s.units, tokens, block, panel))
+        factors_of(c.few, s.factors.at_query, block, scores)
         if self.gated:
             tk.mul(c.s, c.s, s.factors.total[block, scores])
         tk.mma_wait(0)
-        factors_of(c.few, s.factors.at_query, block, scores)
-        tk.mul_col(c.some, c.given, c.few)
-        tk.mma_ABt(c.some, c.v, s.p[scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
+        tk.mul_col(c.given, c.given, c.few)
+        tk.add(c.some, c.some, c.given)
 
     @cute.jit
     def add_dots(self, c, dots: cute.Tensor, block: Constexpr[int], wg):
