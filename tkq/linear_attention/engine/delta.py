@@ -60,6 +60,7 @@ class Delta:
         self.sums = self.back and self.known and spec.dot
         self.of_keys = self.there and (self.sums or not self.known)  # is something made of K K'?
         self.solves = self.there and not self.known
+        self.gives_two = self.back or spec.updates  # of columns: o, and beside it another
         self.outputs = not spec.updates or bool(inverse)  # are there any, with the forward?
 
     def shared(self, al: tk.SharedAllocator, stages: int = 2) -> Any:
