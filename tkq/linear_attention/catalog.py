@@ -131,8 +131,8 @@ def _packed():
     yield f"linear_attn_dk{end}", replace(spec, final=None, reverse=True)
     yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
     yield f"gated_delta_rule{end}", delta
-    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True, inverse="out")
-    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True, inverse="in")
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True, blocks=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True, blocks=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
@@ -182,7 +182,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
         return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
-                           local_memory=8 * (bool(spec.packed) + spec.reverse) * (1 + spec.reverse))
+                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
