@@ -15,6 +15,7 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
+from tests.helpers.sanitizer import pressed_delta as delta_rule
 from tests.helpers.sanitizer import pressed_fft as fft
 from tests.helpers.sanitizer import pressed_hedgehog as hedgehog
 from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
@@ -164,26 +165,6 @@ def delta():
         launches.check(launches.of_gradients(launches.Given(q, k, v, g, beta, initial, torch.float32), reverse))
     gradients = torch.randn_like(v), torch.randn_like(initial)
     same_bits(lambda: cases.gradients(given, *gradients))
-
-
-def delta_neighbours():
-    """Outputs of two heads each, which blocks of a cluster send each other: one a chunk, and two."""
-    from tests.gpu.linear_attention import test_delta_launches as cases
-
-    for second in ("pair", "query"):
-        given = cases.neighbours(second, False)
-        cases.check(given)
-        same_bits(lambda given=given: [x for x in cases.launch(given, 0.3) if x is not None])
-
-
-def delta_training():
-    """The delta rule's forward and gradients by blocks."""
-    from tests.gpu.linear_attention import test_blocks_on_gpu as cases
-
-    for reverse in (False, True):
-        given = cases.training("usual", reverse)
-        cases.check_launch(given, 0.125)
-        same_bits(lambda given=given: [x for x in cases.launch(given, 0.125) if x is not None])
 
 
 def delta_wide():
@@ -393,11 +374,11 @@ def quantize_ticketed_few():
 
 
 CASES = {f.__name__: f for f in (
-    *attention.CASES, *fft.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync,
-    gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped,
-    grouped_long, linear, delta, delta_neighbours, delta_training, delta_wide, channels, channels_delta, packed_states,
-    ssd, based, steps, scan, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised,
-    rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    *attention.CASES, *fft.CASES, *hedgehog.CASES, *delta_rule.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held,
+    gemm_wave_sync, gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks,
+    grouped, grouped_long, linear, delta, delta_wide, channels, channels_delta, packed_states, ssd, based, steps, scan,
+    norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
+    cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):
