@@ -38,6 +38,7 @@ def launched(given, scale) -> Made:
         return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2).to(wide)
 
     q, k, v = map(of_heads, given[:3])
+    q, k = _corrected(given, q, k)
     g = torch.zeros(1, dtype=wide, device=v.device) if given.g is None else given.g.to(wide)
     steps, d = given.steps, None
     if steps:
@@ -78,12 +79,29 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    own = None if beta is None else torch.where(beta >= LEAST, 1.0, beta)
-    dv = _beside(given, lacking if given.updates else out2 if beta is None else own * of_heads(given.x)
-                 if given.reverse and given.x is not None else None)
+    out, out2 = _of_neighbours(given, out, out2)
+    dv = _beside(given, lacking if given.updates else out2 if beta is None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
                 inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
+
+
+def _corrected(given, q, k):
+    """Both, with the factors of what a delta rule's forward has kept."""
+    if given.kept is None:
+        return q, k
+    size = given.kept.to(k.dtype).transpose(1, 2)[..., None].abs()
+    factors = torch.where(size >= LEAST, 1.0, size)
+    return (factors * q, k) if given.reverse else (q, factors * k)
+
+
+def _of_neighbours(given, *outputs):
+    """Outputs, summed where they are: one head's is sent to the other, rounded; the first without what is taken off."""
+    if given.summed:
+        both = [x.unflatten(1, (-1, 2)).unbind(2) for x in outputs]
+        outputs = [x + y.to(given.v.dtype).to(x.dtype) for x, y in both]
+    out, *rest = outputs
+    return out if given.less is None else out - given.less.transpose(1, 2).to(out.dtype), *rest
 
 
 def _beside(given, found):
@@ -96,7 +114,7 @@ def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
     more = (*SECOND, "less", "second", "rest")
-    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", "inverse", *more) if name in given._fields]
+    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", "inverse", "kept", *more) if name in given._fields]
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
@@ -117,7 +135,8 @@ def of_sequences(given, scale, launched):
             found[:, begin:end] = x
         return found
 
-    of_none = math.nan if given.beta is getattr(given, "less", None) is None else 0.0
+    less = None if hasattr(given, "summed") else getattr(given, "less", None)  # of columns: sums of none are zeros
+    of_none = math.nan if given.beta is less is None else 0.0
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
                 whole("dots", of_none), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
@@ -131,6 +150,7 @@ class Chunk:
         """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
         self.in_two, self.place = given.dot and beta is None, inverse
+        self.sign = None if beta is None else torch.where(beta < 0.0, -1.0, 1.0)
         self.lacking = 0.0  # with updates: what is kept; reversed, the gradients of what values lack
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
@@ -176,7 +196,8 @@ class Chunk:
         tokens = keys.shape[-2]
         if self.given.inverse is not None:
             return self.place[..., :tokens]
-        lower = (self.beta.mT if self.given.updates else self.beta) * self.of_keys(keys)
+        of_columns = self.given.updates or self.given.blocks
+        lower = (self.beta.mT if of_columns else self.beta) * self.of_keys(keys)
         unit = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand_as(lower)
         self.place[..., :tokens] = self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
         return self.place[..., :tokens]
@@ -189,7 +210,7 @@ class Chunk:
             if self.given.updates or self.given.inverse is not None:
                 self.lacking = self.inverse(k) @ self.narrow(v - self.begun * (k @ old))
                 values = self.beta * self.lacking
-                self.lacking = torch.where(self.beta >= LEAST, values, self.lacking)
+                self.lacking = torch.where(self.beta.abs() >= LEAST, values, self.sign * self.lacking)
             else:
                 values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
@@ -199,6 +220,7 @@ class Chunk:
         if self.beta is not None and self.given.reverse:
             direct, o = o, self.inverse(q).mT @ self.narrow(self.beta * o)
             self.lacking = direct - self.narrow(self.of_keys(q)).mT @ self.narrow(o)
-            self.lacking = torch.where(self.beta >= LEAST, self.narrow(o) / self.beta**2, self.lacking)
+            self.lacking = torch.where(self.beta.abs() >= LEAST, self.narrow(o) / self.beta**2,
+                                       self.sign * self.lacking)
             state = state - q.mT @ self.narrow(self.begun / self.scale * o)
         return o, state

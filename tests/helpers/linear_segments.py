@@ -7,7 +7,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 from tkq.reference.ssd import biased, step_sizes
 
-OF_TOKENS = "q", "k", "v", "g", "beta", "x", "q2", "k2", "v2", "inverse"
+OF_TOKENS = "q", "k", "v", "g", "beta", "x", "q2", "k2", "v2", "inverse", "kept", "less"
 
 
 def cut(given, count):

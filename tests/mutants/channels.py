@@ -15,6 +15,10 @@ ALIKE_BOUNDED = (f"{BOUNDED_GPU}test_an_inverse_that_rounding_would_move",)
 ALIKE = ("tests/gpu/linear_attention/test_delta_forward.py::test_hard_inverses[0.0-identical-2.0]",)
 BLOCKS, BLOCKS_PACKED = ("tests/gpu/linear_attention/test_delta_forward.py::test_lengths[300-token]",), (
     "tests/gpu/linear_attention/test_blocks_on_gpu.py::test_packed",)
+BLOCKS_KEPT, BLOCKS_BACK, BLOCKS_BACK_ALIKE = (
+    (f"tests/gpu/linear_attention/test_blocks_on_gpu.py::test_training[{name}]",)
+    for name in ("usual-False", "usual-True", "alike-True"))
+SEEN = "there = row + 8 * r < col + (8 * n + e + diagonal) if above else col + (8 * n + e) < row + (8 * r + diagonal)"
 BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
     "test_results[300-128--5.0]", "test_hard_data[0.0001-1.0]", "test_packed"))
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
@@ -127,8 +131,8 @@ MUTANTS = (
             over.insert(0, times(over[0], a))
          """, BOUNDED),
         ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", BOUNDED),
-        ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(lengths.keys, beta)])",
-         "keep(lower, False, [b * x for b, x in zip(lengths.keys, beta)])", BOUNDED),
+        ("bounded_lengths_of_keys_once", "factors = [b * b * x for b, x in zip(lengths.keys, beta)]",
+         "factors = [b * x for b, x in zip(lengths.keys, beta)]", BOUNDED),
         ("bounded_lengths_without_eps",
          "over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]",
          "over = [[cute.math.rsqrt(x + 1e-30, fastmath=True) for x in one] for one in found]", HARD),
@@ -145,8 +149,11 @@ MUTANTS = (
          ALIKE_BOUNDED)),
     *family(
         "linear", "tkq/linear_attention/blocks/pairs.py",
-        ("blocks_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
-         "there = col + (8 * n + e) < row + (8 * r + 8)", BLOCKS),
+        ("blocks_see_what_is_behind", SEEN, SEEN.replace("8 * r + diagonal", "8 * r + 8"), BLOCKS),
+        ("blocks_see_what_is_before", SEEN, SEEN.replace("8 * n + e + diagonal", "8 * n + e + 8"), BLOCKS_BACK),
+        ("blocks_by_an_inverse_not_turned",
+         "x[2 * r + e, 0, n] = Float32(0.0) if r > n else lower[row * PITCH + column]",
+         "x[2 * r + e, 0, n] = Float32(0.0) if n > r else lower[column * PITCH + row]", BLOCKS_BACK),
         ("blocks_of_rows_of_another_warp",
          "first, column = (warp * EDGE + row) * ROW, (warp + beside) % (CHUNK // EDGE)",
          "first, column = row * ROW, (warp + beside) % (CHUNK // EDGE)", BLOCKS),
@@ -162,11 +169,32 @@ MUTANTS = (
         ("blocks_end_at_their_first_token",
          "last, i = cute.arch.shuffle_sync(total, EDGE - 1), tk.warp_id() % 4 * EDGE + tk.lane_id()",
          "last, i = cute.arch.shuffle_sync(total, 0), tk.warp_id() % 4 * EDGE + tk.lane_id()", BLOCKS),
-        ("blocks_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", BLOCKS_PACKED)),
+        ("blocks_of_tokens_behind_the_end", "there = token < g.tokens", "there = token < g.tokens + 64", BLOCKS_PACKED),
+        ("blocks_by_the_other_token_s_beta", "return lambda r, n, e: columns[n][e]",
+         "return lambda r, n, e: columns[r][e]", BLOCKS_BACK),
+        ("blocks_of_other_tokens_added", "keep(p, False, lambda r, n, e: Float32(-1.0), seen, True)",
+         "keep(p, False, lambda r, n, e: Float32(1.0), seen, True)", BLOCKS_BACK),
+        ("blocks_erased_without_the_scale", "erase = begun * cute.arch.rcp_approx(g.scale)", "erase = begun",
+         BLOCKS_BACK)),
+    *family(
+        "linear", "tkq/linear_attention/blocks/gradients.py",
+        ("gradients_by_blocks_do_not_decay", "tk.mul(c.s, c.s, s.factors.total[block, scores])", "pass", BLOCKS_BACK),
+        ("blocks_in_the_order_of_tokens", "self.add(c, s, (BLOCKS - 1 - block, wg), (ring.stage, scores.stage))",
+         "self.add(c, s, (block, wg), (ring.stage, scores.stage))", BLOCKS_BACK),
+        ("blocks_erase_nothing", "tk.apply_narrow(c.taken, lambda d, e: -(e * d), c.given, c.few)",
+         "tk.zero(c.taken)", BLOCKS_BACK),
+        ("blocks_of_gradients_in_one_part", "tk.mma_ABt(c.given, c.u, s.inverse[scores], b_part=block, "
+         "k=(rest[0], sum(rest)))", "pass", BLOCKS_BACK_ALIKE),
+        ("sums_of_a_block_s_gradients_by_dv_alone",
+         "by = cutlass.select_(large, cute.arch.rcp_approx(b * b), sign_of(b))", "by = cute.arch.rcp_approx(b * b)",
+         BLOCKS_BACK)),
     *family(
         "linear", "tkq/linear_attention/blocks/state.py",
         ("state_by_blocks_does_not_decay", "tk.mul(c.s, c.s, of.total[block, scores])", "pass", BLOCKS),
         ("state_takes_up_values_as_they_were", "taken = c.u", "taken = c.v", BLOCKS),
+        ("blocks_keep_what_values_lack", "tk.apply_narrow(kept, lambda r, b: r * kept_of(b), c.given, c.few)",
+         "tk.apply_narrow(kept, lambda r, b: r, c.given, c.few)", BLOCKS_KEPT),
+        ("blocks_take_up_what_values_lack", "tk.mul_col(c.given, c.given, c.few)", "pass", BLOCKS_KEPT),
         ("blocks_without_their_inverse",
          "tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)",
          "tk.mm_ABt(c.given, c.v, s.p[scores], b_part=block, **inside)", BLOCKS)),

@@ -16,6 +16,9 @@ NO_BETA = (f"{TESTS}test_delta_launches.py::test_hard_inverses[0.1-identical-0.0
 SECOND, SECOND_PAIR = ((f"{TESTS}test_delta_launches.py::test_second_operands[{name}-200-token-True]",)
                        for name in ("query", "pair"))
 
+NEIGHBOURS, TAKEN_OFF = ((f"{TESTS}test_delta_launches.py::{name}",) for name in (
+    "test_outputs_of_neighbours[pair-True]", "test_what_is_taken_off"))
+
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
     "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
     "ssd_forward.py::test_types_and_what_there_is[without0-dtype1-of_dt1]", "ssd_backward.py::test_lengths[300]",
@@ -124,10 +127,10 @@ MUTANTS = (
                 tk.mul_col(c.w, c.w, c.beta)
             tk.copy(c.v, c.w)
          """, "    tk.copy(c.v, c.w)", NO_BETA),
-        ("what_values_lack_kept_for_each", "c.erase.tensor[i] = cutlass.select_(b >= LEAST, b, Float32(1.0))",
-         "c.erase.tensor[i] = Float32(1.0)", LACKING),
+        ("what_values_lack_kept_for_each", "c.erase.tensor[i], c.beta.tensor[i] = kept_of(b), of_kept(b)",
+         "c.erase.tensor[i], c.beta.tensor[i] = Float32(1.0), b", LACKING),
         ("sums_of_gradients_of_values", "c.w.tensor[i] = cutlass.select_(f > 0.0, element(c.rest, i) * f, "
-         "c.o.tensor[i])", "pass", GRADIENTS),
+         "c.o.tensor[i] * element(c.beta, i))", "pass", GRADIENTS),
         ("what_values_lack_erased_with_beta", "shared.erase[i, stage] = decay", "pass", LACKING),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[of_inverse])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[of_inverse])", GRADIENTS),
@@ -140,8 +143,6 @@ MUTANTS = (
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
         ("gradients_without_beta", "tk.apply_narrow(c.x, lambda o, b: o * b, c.o, c.beta)", "tk.copy(c.x, c.o)",
          GRADIENTS),
-        ("corrected_values_without_beta", "tk.apply_narrow(c.rest, lambda x, b: x * cutlass.select_(b >= LEAST, "
-         "Float32(1.0), b), c.rest, c.beta)", "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])",
          WIDE_DELTA)),
@@ -172,7 +173,16 @@ MUTANTS = (
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
         ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
         ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
-        ("gate_of_infinity", "return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "return x", RESET)),
+        ("kept_taken_up_as_corrected", "left = left * logs[2 + e]", "pass", SECOND),
+        ("kept_as_queries_of_a_state", "begun = begun * logs[2 + e]", "pass", SECOND_PAIR),
+        ("kept_in_scores", "shared.kept[i, stage] = x - cute.math.log2(logs[2 + e], fastmath=True)",
+         "shared.kept[i, stage] = x", SECOND),
+        ("kept_by_the_other_side",
+         "of_rows, of_cols = (shared.kept, shared.sum) if self.spec.reverse else (shared.sum, shared.kept)",
+         "of_rows, of_cols = (shared.sum, shared.kept) if self.spec.reverse else (shared.kept, shared.sum)",
+         SECOND_PAIR),
+        ("gate_of_infinity", "found = [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "found = x",
+         RESET)),
     *family(
         "linear_checkpoints", "tkq/linear_attention/engine/checkpoints.py",
         ("of_a_chunk_that_ends_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",
@@ -231,6 +241,14 @@ MUTANTS = (
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, READS)),
+    *family(
+        "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
+        ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
+        ("nothing_is_taken_off", "x.tensor[i] = x.tensor[i] - element(spare, i)", "pass", TAKEN_OFF),
+        ("outputs_of_the_first_heads", "return t.head // 2 if self.summed else t.head", "return t.head", NEIGHBOURS),
+        ("sent_before_those_before_are_taken", "shared.pipe.acquire_empty(ring)", "pass",
+         pressed("reads-delta_neighbours")),
+        ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF)),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",
         ("values_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "

@@ -50,13 +50,19 @@ def _delta_rule():
     for gate, beta in itertools.product(("none", "token"), ("fp32", "bf16")):
         end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
         yield f"gated_delta_rule{end}", spec
-        yield f"gated_delta_rule_updates{end}", replace(spec, updates=True, inverse="out")
-        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True, inverse="in")
-    for gate, dot in (("none", False), ("token", False), ("token", True)):
-        end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
-        spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
-        yield f"gated_delta_rule_before{end}", replace(spec, second="query")
-        yield f"gated_delta_rule_behind{end}", replace(spec, second="pair", reverse=True)
+        for more, (out, known) in (("", ("out", "in")), ("-blocks", (None, None))):
+            blocks = bool(more)
+            yield f"gated_delta_rule_updates{end}{more}", replace(spec, updates=True, inverse=out, blocks=blocks)
+            yield f"gated_delta_rule_du{end}{more}", replace(spec, reverse=True, dot=True, inverse=known, blocks=blocks)
+    for gate, dot, beta in (("none", False, "fp32"), ("none", False, "bf16"), ("token", False, "fp32"),
+                            ("token", True, "fp32"), ("token", True, "bf16")):
+        end = f"-bf16-k128-v128-{gate}{'-dot' * dot}-beta_{beta}"
+        spec = LinearSpec("bf16", 128, 128, gate, dot=dot, kept=beta)
+        for summed in (False, True):
+            more = "-summed" * summed
+            yield f"gated_delta_rule_before{end}{more}", replace(spec, second="query", summed=summed)
+            yield f"gated_delta_rule_behind{end}{more}", replace(spec, second="pair", reverse=True, summed=summed,
+                                                                  less=True)
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
@@ -125,8 +131,8 @@ def _packed():
     yield f"linear_attn_dk{end}", replace(spec, final=None, reverse=True)
     yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
     yield f"gated_delta_rule{end}", delta
-    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True, inverse="out")
-    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True, inverse="in")
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True, blocks=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True, blocks=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
@@ -173,10 +179,10 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
-        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64)
+        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
         return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed))
+                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

@@ -55,8 +55,9 @@ class Given(NamedTuple):
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
     is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
-    inverse: (B, S, HO, 64), as a launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as
-    the forward made them (see `Made`): then there are as many segments; or None."""
+    summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
+    launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
+    `Made`): then there are as many segments; or None."""
 
     q: Tensor
     k: Tensor
@@ -85,14 +86,18 @@ class Given(NamedTuple):
     heads: int = 1
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    summed: bool = False
+    less: Tensor | None = None
+    kept: Tensor | None = None
+    blocks: bool = False
 
     @property
     def of_inverse(self) -> str | None:
         """As `LinearSpec` has it: states of segments leave it to the outputs."""
         if self.inverse is not None:
             return "in"
-        made = self.updates or (self.part == "states" and self.beta is not None and not self.reverse)
-        return "out" if made else None
+        of_states = self.part == "states" and self.beta is not None and not self.reverse
+        return "out" if of_states or (self.updates and not self.blocks) else None
 
     @property
     def second(self) -> str | None:
@@ -106,15 +111,14 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what
-    `engine.delta` keeps; with beta and reversed, where x is that, corrected values, while o is the gradient of v and
-    dots beta's; with q2 its outputs; or None. of_skip: (B, HO, V), D's
-    gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
-    q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
-    those of no checkpoint; or None. decays: (B * N, HO), of segments.
-    inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None. transfers: (B * N, HO, K, K)
-    fp32, of what the delta rule's segments make of a state the transposes, where there are segments; or None. They are
-    the state of a launch with part "transfers"."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what `engine.delta` keeps;
+    with q2 its outputs; or None. With beta and reversed o is the gradient of v, dots beta's. Summed, o and dv are of
+    two neighbouring heads each. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of packed
+    sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
+    checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
+    decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
+    transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
+    segments; or None. They are the state of a launch with part "transfers"."""
 
     o: Tensor
     state: Tensor | None
@@ -139,7 +143,7 @@ def spec_of(given: Given) -> LinearSpec:
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
                       None if given.checkpoint_every is None else "fp32", given.part, given.second,
-                      given.of_inverse)
+                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -152,7 +156,7 @@ def start(given: Given, scale: float) -> tuple:
     q, k, v, g, beta, initial, _, x, *_ = given
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part in (None, "outputs")
-    o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype) if writes else None
+    o = torch.empty(B, S, heads // (1 + given.summed), V, device=device, dtype=v.dtype) if writes else None
     x = x if writes and given.second != "pair" else None
     dots = diagonal = of_skip = decays = None
     if writes:
@@ -179,9 +183,10 @@ def start(given: Given, scale: float) -> tuple:
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
+        beta = beta if given.kept is None else given.kept
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2, inverse), scale, of_steps)
+                                      decays, given.q2, given.k2, given.v2, inverse, given.less), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
@@ -195,7 +200,7 @@ def start(given: Given, scale: float) -> tuple:
 
 def _gives_two(given):
     """Are there outputs beside o?"""
-    return given.second == "query" or (given.beta is not None and given.reverse) or given.updates
+    return given.second == "query" or given.updates
 
 
 def _inverse(given, heads):
@@ -229,7 +234,7 @@ def _of_segments(given, heads):
     """Room for what segments make of states: what they add, (B * N, HO, C, K), and factors (B * N, HO) or None."""
     rows, (K, V), beta = given.q.shape[0] * given.segments, (given.q.shape[3], given.v.shape[3]), given.beta
     columns = K if given.part == "transfers" else V
-    gated = beta is None and (given.g is not None or given.steps is not None)
+    gated = beta is None and not given.g is given.steps is given.kept is None
     states = torch.empty(rows, heads, columns, K, device=given.v.device, dtype=torch.float32)
     return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if gated else None
 
@@ -249,7 +254,8 @@ def _launcher(given):
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
-           given.second, given.heads, given.of_inverse)
+           given.second, given.heads, given.of_inverse, given.summed, given.less is None,
+           given.kept if given.kept is None else given.kept.dtype, given.blocks)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

@@ -23,7 +23,7 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    rest = (2 * heads + groups + 2 * spec.exact) * tile
+    rest = (2 * heads + groups + 2 * spec.exact + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups), heads)
@@ -34,14 +34,14 @@ def paired(spec: LinearSpec) -> bool:
     made of the same products. K is 64 at most, and there are no sums of o times x, whose scores are in two parts: with
     more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
     one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
-    found = spec.packed or spec.pool or spec.checkpoints
+    found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return max(spec.value_dim, spec.head_dim) <= CHUNK and not (one or found)
 
 
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
     loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
-    of second operands and of Mamba-2; and where the delta rule has three outputs."""
+    of second operands and of Mamba-2; where the delta rule has three outputs, and of factors of kept ones."""
     found = spec.packed or spec.pool
     if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
         return 16 if found else 8
@@ -49,6 +49,8 @@ def spilled(spec: LinearSpec) -> int:
         return 8
     if spec.delta and found and not spec.reverse:
         return 16
+    if spec.second and spec.kept:
+        return 24
     return 4 if spec.second or (spec.ssd and found) else 0
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
 HEAD_DIMS = tuple(range(32, 257, 16))
-LEAST = 2.0**-4  # beta from which on the delta rule's forward keeps a corrected value, and not what its value lacks
+LEAST = 2.0**-4  # size of beta from which on the delta rule's forward keeps a corrected value, else what values lack
+GROUP = 64  # columns of V of a warpgroup of the state
 NARROW = 128  # columns of K: two warpgroups of a block have the registers for states of that width, one for wider ones
 COLUMN_DIMS = tuple(range(32, NARROW + 1, 16))  # K with gates for each column
 VALUE_DIMS = tuple(range(32, 257, 16))
@@ -46,13 +47,13 @@ class LinearSpec:
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
         rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, and the other tensor
-        is what a forward with updates kept: sums are beta's gradient, o is that of the values, and the corrected values
-        come out, too.
+        is what a forward with updates kept: sums are beta's gradient, o is that of the values.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the values that comes out, and q in the
         place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
-    updates: with delta, not reversed: corrected values come out, too; of a beta below `LEAST`, what values lack.
+    updates: with delta, not reversed: corrected values come out, too; of a beta below `LEAST`, what values lack (see
+        `engine.delta`).
     inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out:
         reversed always, otherwise of segments' transfers and outputs; None.
     others: a token sees those of other chunks alone; without gates, delta and strict.
@@ -66,6 +67,13 @@ class LinearSpec:
         state that each begins with; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
         128 at most, without delta, strict, others and ssd.
+    summed: outputs are of two neighbouring heads each, which share values, or of second operands ones of them; every
+        head has queries of its own. With second, and value_dim above 64.
+    less: with second "pair": another tensor, which is taken off what comes out.
+    kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
+        which makes corrected values of them. Without delta and ssd; or None.
+    blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
+        inverse. K of 64 or 128, V above 64.
     """
 
     dtype: str
@@ -88,6 +96,10 @@ class LinearSpec:
     part: str | None = None
     second: str | None = None
     inverse: str | None = None
+    summed: bool = False
+    less: bool = False
+    kept: str | None = None
+    blocks: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -96,6 +108,7 @@ class LinearSpec:
                                    ("final", self.final, (None, "fp32", "bf16")),
                                    ("checkpoints", self.checkpoints, (None, "fp32")),
                                    ("delta", self.delta, (None, "fp32", "bf16")),
+                                   ("kept", self.kept, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
                                    ("part", self.part, (None, "states", "transfers", "outputs")),
@@ -128,6 +141,12 @@ class LinearSpec:
         self._check_second()
 
     def _check_inverse(self):
+        if self.blocks:
+            if self.inverse or self.part or not (self.delta and (self.updates if not self.reverse else self.dot)) or (
+                    self.head_dim not in (GROUP, NARROW) or self.value_dim <= GROUP):
+                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, without "
+                                 f"inverse and part, with head_dim {GROUP} or {NARROW} and value_dim above {GROUP}")
+            return
         if self.updates and (self.reverse or not self.inverse):
             raise ValueError("LinearSpec: updates, allowed is with delta and inverse, and not reversed")
         known = self.inverse == "in"
@@ -151,14 +170,21 @@ class LinearSpec:
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
                              "without delta, strict, others and ssd, and of segments' states 'pair' alone")
 
+        if self.summed and not (self.second and self.writes and self.value_dim > GROUP):
+            raise ValueError(f"LinearSpec: summed, allowed is with second, outputs and value_dim above {GROUP}")
+        if self.kept and (self.delta or self.ssd):
+            raise ValueError("LinearSpec: kept, allowed is without delta and ssd")
+        if self.less and not (self.second == "pair" and self.writes):
+            raise ValueError("LinearSpec: less, allowed is with second 'pair' and outputs")
+
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):
             raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
 
     @property
     def gated(self) -> bool:
-        """Does the state decay?"""
-        return self.gate != "none"
+        """Does the state decay, or has a key a factor?"""
+        return self.gate != "none" or self.kept is not None
 
     @property
     def scored(self) -> bool:

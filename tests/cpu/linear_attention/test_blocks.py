@@ -186,14 +186,16 @@ def held(now, x):
 def test_scores_and_their_places(now):
     torch.manual_seed(0)
     x, factors = torch.randn(4, EDGE, EDGE, dtype=torch.float64), torch.randn(4, EDGE, dtype=torch.float64)
-    for diagonal in (True, False):
+    for diagonal, above in itertools.product((True, False), repeat=2):
         to = Memory([(0.0, 0.0)] * (CHUNK * CHUNK // 2))
         for now.thread in range(128):
             warp, row = now.thread // 32, now.thread % 32 // 4
             mine = held(now, x[warp])
-            pairs.keep(mine, diagonal, factors[warp, [row, row + 8]].tolist())
+            of_rows = factors[warp, [row, row + 8]].tolist()
+            pairs.keep(mine, diagonal, lambda r, n, e, of_rows=of_rows: of_rows[r], above=above)
             pairs.put_block(pairs.block_words(to), mine, None)
-        want = torch.block_diag(*(x * factors[:, :, None]).tril(0 if diagonal else -1))
+        want = x * factors[:, :, None]
+        want = torch.block_diag(*want.triu(1 - diagonal) if above else want.tril(diagonal - 1))
         assert torch.equal(back(to, CHUNK), want)
 
 
@@ -231,7 +233,6 @@ def test_places_of_the_inverse(now):
     inverse = torch.linalg.inv(torch.eye(EDGE, dtype=torch.float64) + lower)
     for now.thread in range(128):
         warp = now.thread // 32
-        mine = held(now, lower[warp])
 
         def pair(at, first, warp=warp):
             for row in range(EDGE):
@@ -239,20 +240,21 @@ def test_places_of_the_inverse(now):
                     memory[places[warp][row][col]] = inverse[warp, row, col].item()
 
         of.inverse.pair = pair
-        of.invert(memory, mine)
-        want = held(now, inverse[warp].tril())
-        assert mine == pytest.approx(want)
+        for turned in (False, True):
+            of.invert(memory, mine := held(now, lower[warp]), turned)
+            assert mine == pytest.approx(held(now, inverse[warp].mT.triu() if turned else inverse[warp].tril()))
     assert set(seen) == {(8 * half, j) for half in range(2) for j in range(8)}
 
 
-def test_gates_of_blocks(now, monkeypatch):
+@pytest.mark.parametrize("more", [{}, dict(updates=True, blocks=True), dict(reverse=True, dot=True, blocks=True)])
+def test_gates_of_blocks(now, monkeypatch, more):
     """Of each block the running sums, what two tokens have between them, and the state's factors; gates that forget."""
     torch.manual_seed(0)
     gates, beta = -3 * torch.rand(CHUNK, dtype=torch.float64), torch.rand(CHUNK, dtype=torch.float64)
     gates[21] = -1000.0
     logs = (gates / math.log(2)).clamp(min=scores.LOWEST)
     sums = logs.view(4, EDGE).cumsum(1).flatten()
-    of = BlockScores(LinearSpec("bf16", K, K, "token", delta="fp32"), None)
+    of = BlockScores(LinearSpec("bf16", K, K, "token", delta="fp32", **more), None)
     to = Factors(*(Memory([None] * 64) for _ in range(5)))
     for warp in range(4):
         with monkeypatch.context() as at_once:
@@ -262,19 +264,27 @@ def test_gates_of_blocks(now, monkeypatch):
                             warp_emulation.shifted_up(x, offset), raising=False)
             lanes = of.running(logs[EDGE * warp + numpy.arange(32) % EDGE].numpy()).tolist()
         assert lanes == pytest.approx(sums[EDGE * warp:][:EDGE].tolist() * 2)
-        monkeypatch.setattr(scores.cute.arch, "shuffle_sync", lambda x, lane, of=lanes: of[lane], raising=False)
+        monkeypatch.setattr(scores.cute.arch, "shuffle_sync", lambda x, lane, of=lanes: (
+            x if isinstance(x, list) else of)[lane], raising=False)
         for now.thread in range(32 * warp, 32 * warp + 32):
             row, col = now.thread % 32 // 4, 2 * (now.thread % 4)
-            decay = of.decays(lanes[now.thread % 32])
+            decay, behind = (of.decays(lanes[now.thread % 32], above) for above in (False, True))
+            betas = of.betas([beta[EDGE * warp + i % EDGE].item() for i in range(32)])
             for r, n, e in pairs.elements():
                 i, j = EDGE * warp + row + 8 * r, EDGE * warp + col + 8 * n + e
                 if j <= i:
                     assert decay(r, n, e) == pytest.approx(2.0**(sums[i] - sums[j]).item())
+                else:
+                    assert behind(r, n, e) == pytest.approx(2.0**(sums[j] - sums[i]).item())
+                assert betas(r, n, e) == beta[j if more else i]
             here = EDGE * warp + now.thread % EDGE
             of.put_factors(SimpleNamespace(scale=0.5), to, (lanes[now.thread % 32], beta[here].item()), 0)
     begun, last = 2.0**sums, sums.view(4, EDGE)[:, -1]
-    for found, want in ((to.at_query, 0.5 * begun), (to.beta, beta), (to.erase, beta * begun),
-                        (to.to_end, 2.0**(last.repeat_interleave(EDGE) - sums)), (to.total[:4], 2.0**last)):
+    left = 2.0**(last.repeat_interleave(EDGE) - sums)
+    erase = begun / 0.5 if of.reverse else begun if more else beta * begun
+    begun, left = (left, begun) if of.reverse else (begun, left)
+    for found, want in ((to.at_query, 0.5 * begun), (to.beta, beta), (to.erase, erase), (to.to_end, left),
+                        (to.total[:4], 2.0**last)):
         assert list(found) == pytest.approx(want.tolist())
 
 
@@ -290,6 +300,11 @@ def test_units_of_a_chunk(panels):
 def test_which_launches_go_by_blocks():
     forward = dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32")
     assert by_blocks(LinearSpec(**forward)) and not by_blocks(LinearSpec(**forward), 1)
+    for more in (dict(updates=True), dict(reverse=True, dot=True)):
+        assert by_blocks(LinearSpec(**forward | more, blocks=True))
+        for not_so in (dict(head_dim=96), dict(value_dim=64), dict(inverse="in"), dict(updates=False, dot=False)):
+            with pytest.raises(ValueError, match="LinearSpec: (blocks|dot)"):
+                LinearSpec(**forward | more | not_so, blocks=True)
     for more in (dict(delta=None), dict(updates=True, inverse="out"), dict(reverse=True, dot=True, inverse="in"),
                  dict(head_dim=96), dict(value_dim=64), dict(checkpoints="fp32"), dict(head_dim=256)):
         assert not by_blocks(LinearSpec(**forward | more))

@@ -14,10 +14,10 @@ KEYS = {"random": lambda k: k, "identical": lambda k: k[:, :1].expand_as(k),
         "correlated": lambda k: normalize(k[:, :1] + 0.3 * k, dim=-1)}
 
 
-def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True):
-    """q, k, v, g, beta, initial state; two heads of v share one of q and k."""
+def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True, heads=2):
+    """q, k, v, g, beta, initial state; four heads of v share `heads` of q and k."""
     torch.manual_seed(0)
-    q, k = (normalize(torch.randn(2, S, 2, K, dtype=torch.float64), dim=-1) for _ in range(2))
+    q, k = (normalize(torch.randn(2, S, heads, K, dtype=torch.float64), dim=-1) for _ in range(2))
     v = torch.randn(2, S, 4, V, dtype=torch.float64)
     g = None if decay is None else -decay * torch.rand(2, S, 4, dtype=torch.float64)
     b = torch.rand(2, S, 4, dtype=torch.float64) if beta is None else torch.full((2, S, 4), beta, dtype=torch.float64)
@@ -62,6 +62,20 @@ def test_lengths(S, decay):
 @pytest.mark.sampled(when=lambda keys, beta, decay: (keys == "identical") == (beta == 2.0) and decay != 20.0)
 def test_hard_inverses(keys, beta, decay):
     check(make(keys=keys, beta=beta, decay=decay))
+
+
+@pytest.mark.parametrize("heads, summed", [(1, True), (2, True), (4, False)])
+def test_heads_that_share_wide_keys(monkeypatch, heads, summed):
+    """The launches add up two neighbours, in each part of the values."""
+    found = []
+
+    def noted(given, scale):
+        found.append(given.summed)
+        return launched(given, scale)
+
+    monkeypatch.setattr(delta_gradients, "launch", noted)
+    check(make(70, K=80, V=144, heads=heads))
+    assert found.count(True) == 4 * summed
 
 
 def test_a_reset():

@@ -128,7 +128,7 @@ def test_what_a_spec_refuses(kind, given, words):
 
 @needs_nvdisasm
 @pytest.mark.parametrize("name", [
-    "gated_delta_rule_dk-bf16-k128-2", "gated_delta_rule_dk-bf16-k128-1",
+    "linear_attn_shared_heads-bf16-k128-2", "linear_attn_shared_heads-bf16-k128-column-1",
     "linear_attn_shared_heads-bf16-k128-8", "gated_delta_rule_dbeta-bf16-v128-beta_fp32", "linear_attn_dg-column",
     "linear_attn_dg-column-end", "linear_attn_dg_totals-column"])
 def test_shipped(name):

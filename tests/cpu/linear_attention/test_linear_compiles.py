@@ -21,8 +21,8 @@ HELD_BY_OTHERS = "linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-v
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
                                   "linear_attn_dv-bf16-k128-v128-token-states",
                                   "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
-                                  "gated_delta_rule_before-bf16-k128-v128-token-dot",
-                                  "gated_delta_rule_behind-bf16-k128-v128-token-dot",
+                                  "gated_delta_rule_before-bf16-k128-v128-token-dot-beta_fp32-summed",
+                                  "gated_delta_rule_behind-bf16-k128-v128-token-dot-beta_fp32-summed",
                                   "linear_attn-bf16-k128-v128-token-packed-pool",
                                   "linear_attn_dv-bf16-k128-v128-token-packed",
                                   "gated_delta_rule_du-bf16-k128-v128-token-packed",
@@ -76,7 +76,10 @@ def test_plans_have_room():
     (dict(gate="channel"), "gate is 'channel'"), (dict(gate="head", delta="fp32"), "gate is 'head'"),
     (dict(second="key"), "second is 'key'"),
     (dict(second="pair", strict=True), "second 'pair'"),
-    (dict(second="query", final="fp32", part="states"), "second 'query'")])
+    (dict(second="query", final="fp32", part="states"), "second 'query'"),
+    (dict(summed=True, value_dim=128), "summed"), (dict(summed=True, second="query"), "summed"),
+    (dict(less=True, second="query"), "less"), (dict(kept="fp32", delta="fp32"), "kept"),
+    (dict(kept="fp16"), "kept is 'fp16'")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"LinearSpec: {words}"):
         LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | given)

@@ -64,6 +64,13 @@ def test_lengths(monkeypatch, gate, lengths):
         check(monkeypatch, *with_state(with_beta(make(2, S, 2, 4, 64, 64, gate))))
 
 
+@pytest.mark.parametrize("heads, K, V", [(2, 128, 128), (1, 80, 160)])
+@pytest.mark.slow  # its launches are everyday's, test_delta_launches.py
+def test_heads_that_share_wide_keys(monkeypatch, heads, K, V):
+    """Launches add up neighbours; of four that share, and of two parts of the values."""
+    check(monkeypatch, *with_state(with_beta(make(2, 300, heads, 4, K, V, "token"))))
+
+
 @pytest.mark.slow
 def test_widths(monkeypatch):
     check(monkeypatch, *with_beta(make(1, 130, 1, 2, 96, 256, "token"), BF16), of_state=False)

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 import tkq
+from tests.gpu.linear_attention.test_delta_launches import neighbours, some_small
 from tests.gpu.linear_attention.test_linear_forward import make
 from tests.helpers.linear_launches import launched, of_gradients
 from tests.helpers.one_sign import bias_of_one_sign
@@ -131,11 +132,17 @@ def test_sums_of_outputs(reverse):
 def test_second_operands(second):
     """As the delta rule's gradients have them."""
     v, v2, q, g = make(1, 300, 2, 4, 64, 64, "token")  # heads share values
-    given = Given(q, torch.randn_like(q), v, g, initial=torch.randn(1, 4, 64, 64, device="cuda"))
+    given = Given(q, torch.randn_like(q), v, g, initial=torch.randn(1, 4, 64, 64, device="cuda"), kept=some_small(q))
     if second == "query":
         check(given._replace(q2=torch.randn_like(q), x=torch.randn_like(v), final=F32), 3)
     else:
         check(given._replace(k2=torch.randn_like(q), v2=v2, x=v2, reverse=True), 3)
+
+
+@pytest.mark.slow  # without segments they are everyday's, test_delta_launches.py
+@pytest.mark.parametrize("second", ["query", "pair"])
+def test_outputs_of_neighbours(second):
+    check(neighbours(second, False), 3, groups=2)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -15,6 +15,7 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
+from tests.helpers.sanitizer import pressed_delta as delta_rule
 from tests.helpers.sanitizer import pressed_fft as fft
 from tests.helpers.sanitizer import pressed_hedgehog as hedgehog
 from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
@@ -373,9 +374,9 @@ def quantize_ticketed_few():
 
 
 CASES = {f.__name__: f for f in (
-    *attention.CASES, *fft.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync,
-    gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped,
-    grouped_long, linear, delta, delta_wide, channels, channels_delta, packed_states, ssd, based, steps, scan,
+    *attention.CASES, *fft.CASES, *hedgehog.CASES, *delta_rule.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held,
+    gemm_wave_sync, gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks,
+    grouped, grouped_long, linear, delta, delta_wide, channels, channels_delta, packed_states, ssd, based, steps, scan,
     norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
     cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 

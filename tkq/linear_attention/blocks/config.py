@@ -20,13 +20,17 @@ class BlocksConfig:
 
 
 def by_blocks(spec: LinearSpec, groups: int | None = None) -> bool:
-    """Is it the delta rule's forward alone, of two warpgroups of the state? Gradients take whole chunks' inverses, and
-    so do segments."""
+    """Is it the delta rule's forward alone, of two warpgroups of the state, or one of the launches of gradients that
+    are to go by blocks? Segments take whole chunks' inverses."""
     more = spec.reverse or spec.updates or spec.inverse or spec.part or spec.checkpoints
-    wide = spec.head_dim in (CHUNK, NARROW) and spec.value_dim > CHUNK
-    return bool(spec.delta) and wide and groups != 1 and not more
+    return spec.blocks or (bool(spec.delta) and wide(spec.head_dim, spec.value_dim) and groups != 1 and not more)
+
+
+def wide(head_dim: int, value_dim: int) -> bool:
+    """Are these K and V for which there are kernels by blocks?"""
+    return head_dim in (CHUNK, NARROW) and value_dim > CHUNK
 
 
 def plan(spec: LinearSpec) -> BlocksConfig:
-    """One for all."""
-    return BlocksConfig()
+    """Reversed there is room for two stages: what was kept is loaded, too."""
+    return BlocksConfig(stages=2 if spec.reverse else 3)

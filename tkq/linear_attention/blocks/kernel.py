@@ -7,10 +7,12 @@ from typing import Any, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.config import BlocksConfig
+from tkq.linear_attention.blocks.gradients import BlockGradients
+from tkq.linear_attention.blocks.pairs import EDGE
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.blocks.state import BlockState
 from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
@@ -39,25 +41,32 @@ class Globals:
     heads_per_v: Int32
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    dv: Optional[tk.gl]
+    x: Optional[tk.gl]
+    dots: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
 class Shared:
     units: tk.SharedTile  # of keys and queries
     v: tuple  # of each warpgroup of the state
-    o: tk.SharedTile
+    o: Any
     p: tk.SharedTile  # blocks of 16 x 16 on the diagonal
     inverse: tk.SharedTile  # likewise
     lower: cute.Tensor
     factors: Factors
+    keys: Any  # reversed: -N', as p
+    pieces: Any  # with updates, and reversed: of each warpgroup what comes out, by blocks
+    x: Any  # reversed: what was kept, of each stage and warpgroup, by blocks
+    dots: Any
     tokens: tk.Pipe
     scores: tk.Pipe
 
 
 class DeltaBlocks:
-    """What `LinearAttention` computes of the delta rule's forward, with the same arguments: chunks of 64 tokens are
-    loaded and stored, and gone through in blocks of 16, so that no inverse is larger and no scores are made of tokens
-    of different blocks.
+    """What `LinearAttention` computes of the delta rule's forward, with updates or without, and of its gradients, with
+    the same arguments: chunks of 64 tokens are loaded and stored, and gone through in blocks of 16, so that no inverse
+    is larger and no scores are made of tokens of different blocks. Inverses are made anew for gradients.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     a warp a block: P, (I + L)^-1, decays | of the next chunk | ..
@@ -73,7 +82,9 @@ class DeltaBlocks:
         dtype = element_type(spec.dtype)
         self.units, self.v_tile = Units(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
         self.scores = BlockScores(spec, self.units)
-        self.state = BlockState(spec, self.sequences, self.units, config.piece)
+        state = BlockGradients if spec.reverse else BlockState
+        self.state = state(spec, self.sequences, self.units, config.piece)
+        self.piece = tk.st(EDGE, CHUNK, dtype)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -86,11 +97,16 @@ class DeltaBlocks:
         """others: those of `Operands` behind q. ssd: None."""
         of, at, n = Operands(q, *others), self.sequences, self.config.groups
         q, k, v, o = [at.rows(x) for x in of[:4]]
+        dv = x = None
+        if const_expr(self.spec.updates):
+            dv = at.stores(at.rows(of.dv), self.v_tile)
+        if const_expr(self.spec.reverse):
+            x = at.loads(at.rows(of.x), self.v_tile)
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
         g = Globals(at.loads(q, self.units.type), at.loads(k, self.units.type), at.loads(v, self.v_tile),
                     at.stores(o, self.v_tile), *of[4:6], *states, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], of.cu, of.state_indices)
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], of.cu, of.state_indices, dv, x, of.dots)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
                               block=[tk.WARPGROUP * (n + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -102,9 +118,14 @@ class DeltaBlocks:
         n = c.groups
         units = self.units.ring(al, c.stages)
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
-        o, p, inverse = (al.tile(self.v_tile, count) for count in (n, 2, 2))
-        s = Shared(units, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2),
-                   al.pipe(c.stages, self.units.bytes + n * self.v_tile.bytes, 4 * n),
+        back, more = self.spec.reverse, self.spec.reverse or self.spec.updates
+        o, p, inverse, keys = (al.tile(self.v_tile, count) if count else None for count in (
+            0 if back else n, 2, 2, 2 * back))
+        s = Shared(units, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2), keys,
+                   al.tile(self.piece, BLOCKS * n) if more else None,
+                   al.tile(self.piece, BLOCKS * n * c.stages) if back else None,
+                   al.vector(CHUNK, 4 * n) if back else None,
+                   al.pipe(c.stages, self.units.bytes + n * (1 + back) * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
@@ -120,24 +141,32 @@ class DeltaBlocks:
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, g.o)
-        for chunk in cutlass.range(t.chunks, unroll=1):
-            sem = s.tokens.acquire(ring)
+        both = ((KEYS, g.q), (QUERIES, g.k)) if self.spec.reverse else ((KEYS, g.k), (QUERIES, g.q))
+        for i in cutlass.range(t.chunks, unroll=1):
+            sem, chunk = s.tokens.acquire(ring), self.order(t, i)
             for block, panel in itertools.product(range(BLOCKS), range(self.units.panels)):
-                for which, x in ((KEYS, g.k), (QUERIES, g.q)):
+                for which, x in both:
                     tk.load_async(s.units[self.units.at(ring.stage, block, panel, which)], x,
                                   (t.batch, t.head_k, BLOCKS * chunk + block, panel), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+                if const_expr(self.spec.reverse):
+                    tile = s.x.stacked(BLOCKS)[ring.stage * self.config.groups + wg]
+                    tk.load_async(tile, g.x, (t.batch, t.head, chunk, t.part + wg), sem)
             ring.advance()
+
+    def order(self, t, i):
+        """The i-th chunk that is visited."""
+        return t.chunks - 1 - i if self.spec.reverse else i
 
     @cute.jit
     def make_scores(self, g, s, t):
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.scores.begin(g, t)
-        for chunk in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             s.scores.acquire_empty(out)
-            self.scores.make(g, s, t, (chunk, ring.stage, out.stage), mine)
+            self.scores.make(g, s, t, (self.order(t, i), ring.stage, out.stage), mine)
             tk.publish()
             s.scores.commit(out)
             ring.advance()

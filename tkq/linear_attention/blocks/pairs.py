@@ -5,7 +5,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, Int32
+from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warp as warp_ops
 
 import tkq.tile as tk
@@ -29,8 +29,9 @@ class BlockInverse:
         return al.vector(EDGE * PITCH, stages)
 
     @cute.jit
-    def invert(self, room: cute.Tensor, x: Constexpr):
-        """x = (I + x)^-1. room: of a chunk. x: registers as `products` leaves them, 0 on the diagonal and above it."""
+    def invert(self, room: cute.Tensor, x: Constexpr, turned: Constexpr[bool] = False):
+        """x = (I + x)^-1, turned: its transpose. room: of a chunk. x: registers as `products` leaves them, 0 on the
+        diagonal and above it."""
         lane = tk.lane_id()
         lower = cute.make_tensor(room.iterator + tk.warp_id() % 4 * EDGE, cute.make_layout(EDGE * PITCH))
         at = 2 * (lane % 4) * PITCH + lane // 4
@@ -42,7 +43,11 @@ class BlockInverse:
         self.inverse.pair(lower, 0)
         cute.arch.sync_warp()
         for r, n, e in elements():
-            x[2 * r + e, 0, n] = Float32(0.0) if n > r else lower[at + (8 * n + e) * PITCH + 8 * r]
+            if const_expr(turned):
+                row, column = lane // 4 + 8 * r, 2 * (lane % 4) + 8 * n + e
+                x[2 * r + e, 0, n] = Float32(0.0) if r > n else lower[row * PITCH + column]
+            else:
+                x[2 * r + e, 0, n] = Float32(0.0) if n > r else lower[at + (8 * n + e) * PITCH + 8 * r]
 
 
 def elements():
@@ -79,14 +84,14 @@ def panels_of(tile: tk.SharedTile):
     return lambda panel: tk.SharedTile(tile.staged[None, (None, panel), None], type, tile.stage)
 
 
-def keep(x, diagonal, factors, decay: Any = None):
-    """x times factors of its rows, and decay(r, n, e), where a token sees another, itself with diagonal; else 0, where
-    both may be infinite."""
+def keep(x, diagonal, factor, decay: Any = None, above: bool = False):
+    """x times factor(r, n, e), and decay(r, n, e), where a token sees those before it, or those behind it, itself with
+    diagonal; else 0, where both may be infinite."""
     row, col = tk.lane_id() // 4, 2 * (tk.lane_id() % 4)
     for r, n, e in elements():
-        found = x[2 * r + e, 0, n] * factors[r]
+        found = x[2 * r + e, 0, n] * factor(r, n, e)
         found = found if decay is None else found * decay(r, n, e)
-        there = col + (8 * n + e) < row + (8 * r + diagonal)
+        there = row + 8 * r < col + (8 * n + e + diagonal) if above else col + (8 * n + e) < row + (8 * r + diagonal)
         x[2 * r + e, 0, n] = cutlass.select_(there, found, Float32(0.0))
 
 

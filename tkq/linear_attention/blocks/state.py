@@ -8,8 +8,9 @@ from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
-from tkq.linear_attention.blocks.units import Units
+from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine.delta import kept_of
 from tkq.tile.dtypes import element_type
 
 OUT_BARRIER = 2  # named barriers, one of each warpgroup
@@ -38,11 +39,13 @@ class BlockState:
         S = e^G[15] S + (e^(G[15] - G) U)' K
 
     The inverse is an operand in two parts (see `pairs.put_two`). The state is rounded a few columns at a time while
-    those before them are multiplied, and decays behind that, where it waits for U."""
+    those before them are multiplied, and decays behind that, where it waits for U. With updates it is R that is solved,
+    by M in the place of L, and U is that times beta (see `engine.delta`)."""
 
     def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
         self.units = units
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
+        self.updates = spec.updates
 
     def registers(self) -> Held:
         """Room for them."""
@@ -55,17 +58,16 @@ class BlockState:
         """All chunks of a task, by the wg-th of the state's warpgroups."""
         c, row0 = self.registers(), (t.part + wg) * CHUNK
         ring, scores = s.tokens.ring(), s.scores.ring()
-        if const_expr(self.spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+        first_state(self, g, t, c.s, row0)
         for chunk in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(scores)
             self.read_values(s, c, wg, ring.stage)
+            if const_expr(self.updates):
+                ready(wg)
             for block in cutlass.range_constexpr(CHUNK // EDGE):
-                self.add(c, s, block, (ring.stage, scores.stage))
-            self.put(g.o, s, t, c.x, (chunk, wg))
+                self.add(c, s, (block, wg), (ring.stage, scores.stage))
+            self.put(g, s, t, c.x, (chunk, wg))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
@@ -81,30 +83,35 @@ class BlockState:
             if wg == i:
                 tk.load_T(c.v, s.v[i][stage])
 
-    def add(self, c, s, block, stages):
-        """A block's outputs, and the state behind it. stages: of tokens and of scores."""
-        tokens, scores = stages
+    def add(self, c, s, at, stages):
+        """A block's outputs, and the state behind it. at: the block, the warpgroup. stages: of tokens and of scores."""
+        (block, _), (tokens, scores) = at, stages
         inside, there = dict(k=(block * EDGE, (block + 1) * EDGE)), (block * EDGE, EDGE)
         of, values = s.factors, tk.columns(c.v, *there)
-        self.meet(c, s, block, tokens)
+        meet(self, c, c.both, lambda panel: self.units.both(s.units, tokens, block, panel))
         if self.gated:
             tk.mul(c.s, c.s, of.total[block, scores])
         tk.mma_wait(0)
-        self.load(c.few, of.beta, block, scores)
-        self.load(c.more, of.erase, block, scores)
+        factors_of(c.more, of.erase, block, scores)
         given = tk.columns(c.both, 0, EDGE)
-        tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, given, c.few, c.more)
+        if self.updates:
+            tk.apply_narrow(values, lambda v, w, e: v - e * w, values, given, c.more)
+        else:
+            factors_of(c.few, of.beta, block, scores)
+            tk.apply_narrow(values, lambda v, w, b, e: b * v - e * w, values, given, c.few, c.more)
         rest = rest_of(block)
         tk.copy(tk.columns(c.u, *rest), values)
         tk.mm_ABt(c.given, c.v, s.inverse[scores], b_part=block, **inside)
         tk.mma_ABt(c.given, c.u, s.inverse[scores], b_part=block, k=(rest[0], sum(rest)))
-        self.load(c.few, of.at_query, block, scores)
+        factors_of(c.few, of.at_query, block, scores)
         tk.mul_col(c.some, tk.columns(c.both, EDGE, EDGE), c.few)
         tk.mma_wait(0)
+        if self.updates:
+            self.keep_updates(c, s, at, scores)
         taken = c.v
         if self.gated:
             taken = c.u
-            self.load(c.more, of.to_end, block, scores)
+            factors_of(c.more, of.to_end, block, scores)
             tk.apply_narrow(tk.columns(c.u, *there), lambda u, f: u * f, c.given, c.more)
         tk.copy(values, c.given)
         for panel in range(self.units.panels):
@@ -114,30 +121,61 @@ class BlockState:
         tk.mma_wait(0)
         tk.copy(tk.columns(c.x, *there), c.some)
 
-    def meet(self, c, s, block, stage):
-        """What the state gives for keys and queries is under way."""
-        multiply = tk.mm_ABt
-        for first in range(0, self.spec.head_dim, self.piece):
-            tk.copy(tk.columns(c.s16, first, self.piece), tk.columns(c.s, first, self.piece))
-            panel, k = first // PANEL, first % PANEL
-            multiply(c.both, tk.columns(c.s16, panel * PANEL, PANEL), self.units.both(s.units, stage, block, panel),
-                     k=(k, k + self.piece))
-            multiply = tk.mma_ABt
-
-    def load(self, to: tk.ColVec, factors, block, stage):
-        """Those of a block's tokens."""
-        tk.load_shared_cols(to, cute.make_tensor(factors[None, stage].iterator + block * EDGE, cute.make_layout(EDGE)))
+    def keep_updates(self, c, s, at, scores):
+        """c.given, which is R, becomes U; what gradients take of it to shared memory (see `engine.delta`)."""
+        block, wg = at
+        factors_of(c.few, s.factors.beta, block, scores)
+        kept = tk.rt(EDGE, element_type(self.spec.dtype))
+        tk.apply_narrow(kept, lambda r, b: r * kept_of(b), c.given, c.few)
+        tk.store_T(s.pieces[wg * BLOCKS + block], kept)
+        tk.mul_col(c.given, c.given, c.few)
 
     @cute.jit
-    def put(self, to, s, t, x, at: Constexpr):
+    def put(self, g, s, t, x, at: Constexpr):
         """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
         chunk, wg = at
-        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        tile, to = s.o[wg], (t.batch, t.head, chunk, t.part + wg)
+        if const_expr(not self.updates):
+            ready(wg)
         tk.store_T(tile, x)
         tk.publish()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
+        if tk.warp_id() % 4 == 0:
+            tk.store_async(g.o, tile, to)
+            if const_expr(self.updates):
+                tk.store_async(g.dv, s.pieces.stacked(BLOCKS)[wg], to)
+
+
+# ---- what gradients' state does alike --------------------------------------------------------------------------------
+
+
+@cute.jit
+def first_state(of: Constexpr, g, t, state: tk.RegTile, row0):
+    """The task's; zeros without one. of: a class of states."""
+    if const_expr(of.spec.initial is None):
+        tk.zero(state)
+    else:
+        tk.load_from(state, of.sequences.state(g.initial, t), row0, 0)
+
+
+@cute.jit
+def ready(wg):
+    """What a warpgroup has sent has left shared memory."""
+    if tk.warp_id() % 4 == 0:
+        tk.store_wait()
+    tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+
+
+def meet(of, c, found: tk.RegTile, operand):
+    """found = what the state gives for tokens is under way. operand: a panel -> these tokens."""
+    multiply = tk.mm_ABt
+    for first in range(0, of.spec.head_dim, of.piece):
+        tk.copy(tk.columns(c.s16, first, of.piece), tk.columns(c.s, first, of.piece))
+        panel, k = first // PANEL, first % PANEL
+        multiply(found, tk.columns(c.s16, panel * PANEL, PANEL), operand(panel), k=(k, k + of.piece))
+        multiply = tk.mma_ABt
+
+
+def factors_of(to: tk.ColVec, factors, block, stage):
+    """Those of a block's tokens."""
+    tk.load_shared_cols(to, cute.make_tensor(factors[None, stage].iterator + block * EDGE, cute.make_layout(EDGE)))

@@ -34,6 +34,10 @@ class Units:
         """A block's."""
         return ring[self.at(stage, block, panel, KEYS)]
 
+    def queries(self, ring: tk.SharedTile, stage, block, panel) -> tk.SharedTile:
+        """A block's."""
+        return ring[self.at(stage, block, panel, QUERIES)]
+
     def rows(self, ring: tk.SharedTile, stage, which):
         """All of a chunk's, as `pairs.products` takes them."""
         size, stages = self.type.rows * self.type.cols, ring.stages // (2 * self.panels * BLOCKS)

@@ -30,7 +30,8 @@ behind it, of what queries and keys as they come later take, less what they give
 
 All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers.
 What takes the same state is one launch: dq and w of S, x - y of D, which takes up two keys and values of each token
-(see `engine.second`)."""
+(see `engine.second`), and from which w is taken off where it is made. Of heads that share one of q and k these launches
+add up two neighbours (see `engine.neighbours`), and what is left of more is a launch of sums."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -41,14 +42,14 @@ from torch import Tensor
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
-from tkq.linear_attention.spec import LEAST
-from tkq.linear_attention.split.launch import launch
+from tkq.linear_attention.split.launch import by_blocks, launch, sums_neighbours
 
 
 class DeltaSaved(NamedTuple):
     """What the gradients need of a forward. cu: where packed sequences begin and end. updates, inverse, transfers:
     corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
-    any: `Made.dv` and the others of a launch with updates; or None: they are made again."""
+    any: `Made.dv` and the others of a launch with updates; without inverse that of blocks; or None: all are made
+    again."""
 
     q: Tensor
     k: Tensor
@@ -85,14 +86,13 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, dv: the gradient of values. behind: what
-    those take that begin with the final state's gradient."""
+    """What the launches of a backward share. dv: the gradient of values. behind: what those take that begin with the
+    final state's gradient."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Behind
-    u: Tensor
     dv: Tensor | None = None
 
 
@@ -101,10 +101,10 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """A launch of the engine for dv, dbeta and u, one for dq and w, one for x - y; dg is made of the latter two. Of
+    """A launch of the engine for dv and dbeta, one for dq and w, one for x - y - w; dg is made of the latter two. Of
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
-    saved = saved if saved.inverse is not None else _again(saved, scale)
+    saved = saved if saved.updates is not None else _again(saved, scale)
     q, k, _, g, beta, initial, cu, updates, inverse, transfers = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
@@ -113,18 +113,16 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
-        p = Pass(saved, scale, do, behind, solved.dv, solved.o)
-    else:
-        b = beta[..., None]
-        p = Pass(saved, scale, do, behind, torch.where(b >= LEAST, updates, updates * b).to(updates.dtype))
+                              updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers,
+                              blocks=inverse is None), behind.scale)
+    p = Pass(saved, scale, do, behind, None if solved is None else solved.o)
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
         dq = over_shared((before.o,), q) if needs.q else None
     if need_k:
-        behind_it = _behind(p, need_g)
-        dk = over_shared((behind_it.o, before.dv), k) if needs.k else None
+        behind_it = _behind(p, need_g, before.dv)
+        dk = over_shared((behind_it.o,), k) if needs.k else None
     if need_g:
         at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
         dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
@@ -136,23 +134,30 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
 def _again(saved, scale):
     """With what the forward may have kept, by the same launch."""
     q, k, v, g, beta, initial, cu, *_ = saved
-    made = launch(Given(q, k, v, g, beta, initial, updates=True, cu=cu), scale)
+    made = launch(by_blocks(Given(q, k, v, g, beta, initial, updates=True, cu=cu)), scale)
     return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers)
 
 
 def _before(p, with_w, with_dots, with_final):
     """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
     as it is here."""
-    q, k, _, g, _, initial, cu, *_ = p.saved
-    return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
-        final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-        q2=p.dv[..., part] if with_w else None), p.scale))
+    q, k, _, g, beta, initial, cu, kept, *_ = p.saved
+
+    def of(part):
+        given = Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
+                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
+                      q2=p.dv[..., part] if with_w else None)
+        return launch(given._replace(summed=with_w and sums_neighbours(given)), p.scale)
+
+    return over_values(kept.shape[3], of)
 
 
-def _behind(p, with_dots):
-    """x - y, what queries from a token on and keys behind it give; with sums of that times k."""
-    k, behind = p.saved.k, p.behind
-    return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.u[..., part], p.do[..., part], behind.q, p.saved.g, initial=turned_part(behind.state, part),
-        x=k if with_dots else None, reverse=True, cu=p.saved.cu, k2=p.dv[..., part], v2=k), behind.scale))
+def _behind(p, with_dots, w):
+    """x - y - w, where x and y are what queries from a token on and keys behind it give; with sums of x - y times k.
+    w: of every head, or of two neighbours; then of these."""
+    behind, (_, k, _, g, beta, _, cu, kept, *_) = p.behind, p.saved
+    summed = w.shape[2] < kept.shape[2]
+    return over_values(kept.shape[3], lambda part: launch(Given(
+        kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
+        x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
+        less=None if part.start else w), behind.scale))

@@ -27,7 +27,7 @@ from tkq.linear_attention.delta.inputs import DeltaOptions, gates_in_kernel, in_
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
-from tkq.linear_attention.split.launch import launch, start
+from tkq.linear_attention.split.launch import by_blocks, launch, start
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -234,16 +234,16 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 
 def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
-    """`_cuda`, and what `backward` needs of it: corrected values, the chunks' inverses, and what segments
-    make of states, if there are any; with gates of columns nothing."""
+    """`_cuda`, and what `backward` needs of it: corrected values, the chunks' inverses, and what segments make of
+    states, as far as there are any; with gates of columns nothing."""
     if g is not None and g.dim() == 4:
         return _cuda(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
     check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
-    made = launch(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None, updates=True,
-                        cu=cu_seqlens, v_first=state_v_first), _scale(scale, q))
+    made = launch(by_blocks(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None,
+                                  updates=True, cu=cu_seqlens, v_first=state_v_first)), _scale(scale, q))
     state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
-    return made.o, state, made.dv, made.inverse, *(() if made.transfers is None else (made.transfers,))
+    return made.o, state, made.dv, *(x for x in (made.inverse, made.transfers) if x is not None)
 
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):

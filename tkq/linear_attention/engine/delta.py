@@ -43,10 +43,11 @@ class Delta:
         dV = (I + M)^-1' beta O,  dU = O - N' dV,  S - (e^G / scale K)' dV
 
     as (I + M)^-1 beta = beta (I + L)^-1. The forward's inverse is given, x is what it has kept, and what comes out is
-    dV, U and the sums of dU times R. Without it (gates of columns), dU = (I + L)^-1' O comes out, and dV = beta dU.
+    dV and the sums of dU times R. Without it (gates of columns), dU = (I + L)^-1' O comes out, and dV = beta dU.
 
-    Kept is U, rounded once, where beta is `LEAST` or more, and R where it is less: U over beta is R there, and dV over
-    beta is dU, with fewer roundings than O - N' dV has where keys are alike."""
+    Kept is U, rounded once, where beta's size is `LEAST` or more, and R, of beta's sign, where it is less: `of_kept`
+    makes U of both. U over beta is R there, and dV over beta is dU, with fewer roundings than O - N' dV has where keys
+    are alike."""
 
     def __init__(self, spec: Any, tile: tk.st, barrier: int, room: bool = False, inverse: str | None = None):
         """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`? inverse: as
@@ -59,7 +60,7 @@ class Delta:
         self.sums = self.back and self.known and spec.dot
         self.of_keys = self.there and (self.sums or not self.known)  # is something made of K K'?
         self.solves = self.there and not self.known
-        self.gives_two = self.back or spec.updates  # o, and beside it another
+        self.gives_two = self.back or spec.updates  # of columns: o, and beside it another
         self.outputs = not spec.updates or bool(inverse)  # are there any, with the forward?
 
     def shared(self, al: tk.SharedAllocator, stages: int = 2) -> Any:
@@ -212,8 +213,7 @@ class Delta:
                 if self.spec.updates:
                     for i in range(cute.size(c.beta.tensor)):
                         b = c.beta.tensor[i]
-                        c.erase.tensor[i] = cutlass.select_(b >= LEAST, b, Float32(1.0))
-                        c.beta.tensor[i] = cutlass.select_(b >= LEAST, Float32(1.0), b)
+                        c.erase.tensor[i], c.beta.tensor[i] = kept_of(b), of_kept(b)
                     tk.mul_col(c.w, c.w, c.erase)
                     put()
                 tk.mul_col(c.w, c.w, c.beta)
@@ -249,21 +249,17 @@ class Delta:
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
         tk.mul_col(c.w, c.w, c.beta)
 
-    def corrected(self, c, shared, stage):
-        """Reversed, c.rest = U', from what was kept, c.rest."""
-        tk.load_shared_cols(c.beta, shared.beta[None, stage])
-        tk.apply_narrow(c.rest, lambda x, b: x * cutlass.select_(b >= LEAST, Float32(1.0), b), c.rest, c.beta)
-
     def gradients_of_lacking(self, c, shared, stage):
         """Reversed, c.w, which times what was kept is that times R: dU', or dV' over beta^2."""
         if self.sums:
             tk.load_shared_cols(c.beta, shared.beta[None, stage])
             for i in range(cute.size(c.beta.tensor)):
                 b = c.beta.tensor[i]
-                c.erase.tensor[i] = cutlass.select_(b >= LEAST, cute.arch.rcp_approx(b * b), Float32(0.0))
+                c.erase.tensor[i] = cutlass.select_(is_large(b), cute.arch.rcp_approx(b * b), Float32(0.0))
+                c.beta.tensor[i] = sign_of(b)
             for i in range(cute.size(c.o.tensor)):
                 f = element(c.erase, i)
-                c.w.tensor[i] = cutlass.select_(f > 0.0, element(c.rest, i) * f, c.o.tensor[i])
+                c.w.tensor[i] = cutlass.select_(f > 0.0, element(c.rest, i) * f, c.o.tensor[i] * element(c.beta, i))
 
     def of_sums(self, c):
         """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""
@@ -274,3 +270,23 @@ class Delta:
         if self.back and self.known:
             return c.rest
         return c.w if self.back or not self.outputs else c.o
+
+
+def is_large(b):
+    """Is U kept where this is beta?"""
+    return cute.math.absf(b) >= LEAST
+
+
+def sign_of(b):
+    """1 or -1."""
+    return cutlass.select_(b < 0.0, Float32(-1.0), Float32(1.0))
+
+
+def kept_of(b):
+    """What R is kept times, of beta."""
+    return cutlass.select_(is_large(b), b, sign_of(b))
+
+
+def of_kept(b):
+    """What is U, times what is kept; of beta."""
+    return cutlass.select_(is_large(b), Float32(1.0), cute.math.absf(b))

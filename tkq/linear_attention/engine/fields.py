@@ -38,6 +38,7 @@ class Globals:
     inverse: Optional[tk.gl]  # that is read
     kept: Optional[tk.gl]  # that is written
     segments: Any
+    less: Optional[tk.gl]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Shared:
     delta: Any
     diagonal: Any
     second: Any
+    neighbours: Any
     tokens: tk.Pipe
     scores: tk.Pipe
 

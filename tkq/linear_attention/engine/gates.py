@@ -8,6 +8,7 @@ from cutlass import Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
+from tkq.linear_attention.engine.delta import of_kept
 from tkq.linear_attention.engine.heads import ONE, Heads
 from tkq.linear_attention.engine.second import second_factor
 from tkq.linear_attention.spec import NARROW, LinearSpec
@@ -20,7 +21,8 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 class GateShared(NamedTuple):
     """Of a chunk's 64 tokens, two stages of each head, G in powers of 2. sum: G. at_query: scale * 2^G. to_end:
     2^(G[63] - G); the other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d,
-    and to_end is multiplied by d; reversed it is d alone. second: see `second.second_factor`."""
+    and to_end is multiplied by d; reversed it is d alone. second: see `second.second_factor`. kept: G, less the
+    logarithms of what makes corrected values of kept ones (see `Gate`)."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
@@ -28,20 +30,27 @@ class GateShared(NamedTuple):
     total: cute.Tensor
     dt: Optional[cute.Tensor]
     second: Optional[cute.Tensor]
+    kept: Optional[cute.Tensor]
 
 
 class Gate:
     """No gate, or one number a token and head: the same for all of K, so that a chunk's decay is a factor for each
     pair of tokens, each token and the state as a whole. Factors are made of differences of sums: where gates are
-    logarithms of decays, nothing overflows."""
+    logarithms of decays, nothing overflows.
+
+    Where keys, or in the reversed order queries, are what the delta rule's forward has kept (see `delta.of_kept`), each
+    has a factor from 0 to 1, as a decay of its own: in the scores as a part of the exponent, and where a state takes up
+    a key, or gives a query, as a part of that factor. There need be no other gate."""
 
     def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE):
         """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token.
         heads: of a block, each of which has a warp that makes its factors."""
         self.heads = heads
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
+        self.decays = spec.gate != "none"
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
+        self.kept = spec.kept is not None
         self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
@@ -49,18 +58,22 @@ class Gate:
         if not self.gated:
             return None
         stages = self.heads.places
+        some = self.ssd, self.spec.second, self.kept
         return GateShared(*[al.vector(CHUNK, stages) for _ in range(3)], al.vector(4, stages),
-                          *(al.vector(CHUNK, stages) if there else None for there in (self.ssd, self.spec.second)))
+                          *(al.vector(CHUNK, stages) if there else None for there in some))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
         """(this lane's numbers of the first chunk (see `ahead`); row and column sums; with Mamba-2 what columns are
-        multiplied by)."""
+        multiplied by; beta of what was kept)."""
         if not self.gated:
             return None
-        mine = ahead.begin(self.numbers(g), g, self.heads.of_warp(t), chunk, self.spec.reverse, heads=self.heads)
-        return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
+        t, kept = self.heads.of_warp(t), None
+        mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse, heads=self.heads) if self.decays else None
+        if self.kept:
+            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, carried=False, heads=self.heads)
+        return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None, kept
 
     def numbers(self, g) -> cute.Tensor:
         """(B, S, HO): logarithms of decays, with Mamba-2 its dt."""
@@ -75,19 +88,22 @@ class Gate:
         """A chunk's to shared memory, by the first warp of each head. place: (shared memory, the warp's stage)."""
         if const_expr(self.gated):
             if self.heads.makes_factors():
-                self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, gates[0].found), *place)
+                self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, gates), *place)
 
-    def logs(self, g, t, chunk, now):
-        """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too."""
+    def logs(self, g, t, chunk, gates):
+        """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too, or what kept ones are times."""
         if self.ssd:
-            return self.ssd.steps(g, t, chunk, now)
-        x = [now[e] * tk.LOG2E for e in range(2)]
-        return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]
+            return self.ssd.steps(g, t, chunk, gates[0].found)
+        x = [gates[0].found[e] * tk.LOG2E for e in range(2)] if self.decays else [Float32(0.0)] * 2
+        found = [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]
+        return found + [of_kept(Float32(gates[4].found[e])) for e in range(2)] if self.kept else found
 
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.follow(gates[0], g, self.heads.of_warp(t), chunk, self.heads)
+            for mine in (gates[0], gates[4]):
+                if mine is not None:
+                    ahead.follow(mine, g, self.heads.of_warp(t), chunk, self.heads)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""
@@ -98,10 +114,12 @@ class Gate:
         tokens add d times their values, scale * d of the columns."""
         if not self.gated:
             return None
-        _, rows, cols, steps = gates
-        sums = shared.sum[None, stage]
-        tk.load_rows(rows, sums, 0, CHUNK)
-        tk.load_shared_cols(cols, sums)
+        _, rows, cols, steps, _ = gates
+        of_rows = of_cols = shared.sum
+        if self.kept:
+            of_rows, of_cols = (shared.kept, shared.sum) if self.spec.reverse else (shared.sum, shared.kept)
+        tk.load_rows(rows, of_rows[None, stage], 0, CHUNK)
+        tk.load_shared_cols(cols, of_cols[None, stage])
         if self.adds:
             tk.load_shared_cols(steps, shared.dt[None, stage])
             return rows, cols, steps
@@ -126,9 +144,15 @@ class Gate:
             left = cute.math.exp2(last - x, fastmath=True)
             if const_expr(self.spec.reverse):
                 begun, left = left, begun
-            shared.at_query[i, stage] = g.scale * begun
             if const_expr(self.spec.second is not None):
                 shared.second[i, stage] = second_factor(self.spec, begun, left, g.scale)
+            if const_expr(self.kept):
+                shared.kept[i, stage] = x - cute.math.log2(logs[2 + e], fastmath=True)
+                if const_expr(self.spec.reverse):
+                    begun = begun * logs[2 + e]
+                else:
+                    left = left * logs[2 + e]
+            shared.at_query[i, stage] = g.scale * begun
             if const_expr(self.ssd is not None):
                 shared.dt[i, stage] = logs[2 + e] * g.scale if const_expr(self.adds) else logs[2 + e]
                 left = left * logs[2 + e] if const_expr(self.adds) else left

@@ -16,6 +16,7 @@ from tkq.linear_attention.engine.dots import add_dots, write_dots
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.heads import Heads
+from tkq.linear_attention.engine.neighbours import Neighbours
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
@@ -68,14 +69,16 @@ class LinearAttention:
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
-        self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
+        self.two = spec.updates or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
+        self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
         """Compiled for any B, S and heads, and strides of q, k, v, o and x that are multiples of 16 bytes."""
         spec, (B, S, H, HV, HO) = self.spec, (fake.sym() for _ in range(5))
+        out = fake.sym() if spec.summed else HO
         K, V = spec.head_dim, spec.value_dim
 
         def operand(heads, cols):
@@ -89,14 +92,14 @@ class LinearAttention:
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dots else None
         rows = fake.sym() if spec.packed or spec.pool or spec.part else B
         states, last = [(rows, HO, *((x, K) if spec.state_v_first else (K, x))) for x in (V, self.segmented.columns)]
-        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V) if spec.writes else None, g,
-                            of_tokens(spec.delta), any_strides(spec.initial, states), any_strides(spec.final, last),
-                            operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if spec.writes and self.two else None, numbers(spec.packed),
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(out, V) if spec.writes else None, g,
+                            of_tokens(spec.delta or spec.kept), any_strides(spec.initial, states),
+                            any_strides(spec.final, last), operand(fake.sym(), V) if spec.has_x else None, dots,
+                            operand(out, V) if spec.writes and self.two else None, numbers(spec.packed),
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
                             *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)),
-                            operand(HO, CHUNK) if spec.inverse else None)
+                            operand(HO, CHUNK) if spec.inverse else None, operand(out, V) if spec.less else None)
         return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
@@ -106,7 +109,7 @@ class LinearAttention:
         c, at = self.config, self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
-        inverse, kept = None, None
+        inverse, kept, less = None, None, None
         if const_expr(self.delta.known):
             inverse = at.loads(at.rows(operands.inverse), self.p_tile)
         if const_expr(self.delta.kept):
@@ -115,6 +118,8 @@ class LinearAttention:
             o = at.stores(at.rows(operands.o), self.v_tile)
         if const_expr(self.spec.writes and bool(self.two)):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
+        if const_expr(self.spec.less):
+            less = at.loads(at.rows(operands.less), self.v_tile)
         if const_expr(self.spec.has_x):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
@@ -125,11 +130,12 @@ class LinearAttention:
                     heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
                     *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
                         operands[16:19], (self.qk_tile, self.qk_tile, self.v_tile))), inverse,
-                    kept, self.segmented.count(operands))
+                    kept, self.segmented.count(operands), less)
         parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],
-                              block=[tk.WARPGROUP * (c.groups + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
+                              block=[tk.WARPGROUP * (c.groups + 2), 1, 1], cluster=self.neighbours.launched(),
+                              stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -143,11 +149,11 @@ class LinearAttention:
                    al.tile(self.p_tile, self.second.scores * c.heads),
                    al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
-                   self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c),
+                   self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
                            + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
-        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores, *self.second.pipes(s))])
+        tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
         g, batch, state, tokens = self.sequences.of_block(g, block)
@@ -156,6 +162,13 @@ class LinearAttention:
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), c.registers[0], warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), c.registers[1]),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), c.registers[2], n)))
+        self.neighbours.end()
+
+    def initialise(self, s):
+        """Counts of the pipes."""
+        for pipe in (s.tokens, s.scores, *self.second.pipes(s)):
+            pipe.init()
+        self.neighbours.initialise(s.neighbours, self.config.groups)
 
     def order(self, t, i):
         """The i-th chunk that is visited."""
@@ -262,10 +275,11 @@ class LinearAttention:
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
-        second, free = self.second.begin(), self.second.ring(s)
+        second, free, written = self.second.begin(), self.second.ring(s), self.neighbours.ring()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             self.products.begin(c, s, ring.stage)
+            self.neighbours.ask(g, s, t, self.order(t, i), wg)
             if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
@@ -287,14 +301,14 @@ class LinearAttention:
             self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
-            self.put_corrected(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             self.second.done(s, free)
             if const_expr(spec.writes):
-                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip))
+                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
+                                        written))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             self.delta.kept_by(wg)
@@ -310,8 +324,9 @@ class LinearAttention:
         tk.store_wait(read=False)
 
     def write(self, g, s, t, c, at):
-        """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has)."""
-        wg, chunk, stage, of_scores, skip = at
+        """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
+        the ring of outputs)."""
+        wg, chunk, stage, of_scores, skip, written = at
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
             tk.load_T(x, s.x[self.tile(stage, wg)])
@@ -323,22 +338,14 @@ class LinearAttention:
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
-        self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
+        self.neighbours.put(s, t, self.ssd.result(c, self.delta.result(c)), c.x, (wg, written),
+                            lambda x: self.put(g.o, s, t, x, chunk, wg), True)
         if self.second.query:
             if self.spec.dots:
                 self.read_values(s, c, wg, stage)
                 add_dots(s.dots, c.w, c.v, wg, less=True)
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
-            self.put(g.dv, s, t, c.w, chunk, wg)
-
-    def put_corrected(self, g, s, t, c, at):
-        """The delta rule's corrected values, of what values lack, while tensor cores have much to do. at: (the
-        warpgroup, the chunk, stages of tokens and scores)."""
-        if self.delta.sums:
-            wg, chunk, stage, of_scores = at
-            tk.load_T(c.rest, s.x[self.tile(stage, wg)])
-            self.delta.corrected(c, s.delta, of_scores)
-            self.put(g.dv, s, t, c.rest, chunk, wg)
+            self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
@@ -383,4 +390,4 @@ class LinearAttention:
         tk.publish()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
+            tk.store_async(to, tile, (t.batch, self.neighbours.head(t), chunk, t.part + wg))

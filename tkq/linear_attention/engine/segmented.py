@@ -42,7 +42,9 @@ class Segmented:
 
     def heads(self, operands):
         """How many are computed."""
-        return operands.final.shape[1] if self.states else operands.o.shape[2]
+        if self.states:
+            return operands.final.shape[1]
+        return operands.q.shape[2] if self.spec.summed else operands.o.shape[2]  # summed, heads have their own
 
     def count(self, operands):
         """Segments of a sequence; None without."""

@@ -26,9 +26,6 @@ def _sums():
 
 
 def _delta_rule():
-    for heads in (1, 2, 4):
-        yield Shipped(f"gated_delta_rule_dk-bf16-k128-{heads}",
-                      recipe(HeadSumsSpec("bf16", 128, 2, "bf16", heads)), SUMS)
     for beta in ("fp32", "bf16"):
         yield Shipped(f"gated_delta_rule_dbeta-bf16-v128-beta_{beta}",
                       recipe(RowDotsSpec("bf16", 128, beta, lanes(128))), DOTS)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention import launch as engine
+from tkq.linear_attention.blocks.config import wide
 from tkq.linear_attention.launch import Given, Made
+from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime import Recipe, function
@@ -29,6 +31,8 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
+    if given.summed:
+        how = how._replace(groups=2)
     if how.segments > 1:
         return in_segments(given, scale, how), None
     return engine.start(_of(given, how), scale)
@@ -44,15 +48,32 @@ def split_of(given: Given) -> Split:
     lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
     threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
+    if given.blocks:
+        return Split(2, 1)
     if given.transfers is not None:
         return Split(2, len(given.transfers) // B)
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        True, H,
-                       given.dot or given.second is not None or given.others,
+                       given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
                        given.beta is not None and given.reverse))
+
+
+def by_blocks(given: Given) -> Given:
+    """The delta rule's forward with updates, to go block by block where its sequences and columns are whole."""
+    fits = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])
+    return given._replace(blocks=fits and split_of(given) == Split(2, 1))
+
+
+def sums_neighbours(given: Given) -> bool:
+    """Can a launch with second operands add up outputs of neighbouring heads? Where these share values by twos, and a
+    block has two groups of V's columns."""
+    heads, of_values = given.q.shape[2], given.v.shape[2]
+    if not heads or heads // of_values % 2 or given.v.shape[3] <= GROUP:
+        return False
+    return not given.v.is_cuda or split_of(given).groups == 2
 
 
 def in_segments(given: Given, scale: float, how: Split) -> Made:
@@ -76,7 +97,7 @@ def states_of(given: Given) -> Given:
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
-                          strict=False, updates=False, others=False, steps=steps, q2=None)
+                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:

@@ -104,8 +104,8 @@ def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
     computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
     columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries + sizes.second)
     columns += sizes.heads * sizes.V * (1 + writes * (1 + sizes.second))
-    if sizes.delta and sizes.reverse and writes:  # what values lack, inverses, corrected values
-        columns += sizes.heads * (2 * sizes.V + CHUNK)
+    if sizes.delta and sizes.reverse and writes:  # what values lack, inverses
+        columns += sizes.heads * (sizes.V + CHUNK)
     return max(computed, 2 * sizes.sequences * sizes.tokens * columns / BYTES)
 
 

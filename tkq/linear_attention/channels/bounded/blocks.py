@@ -197,8 +197,9 @@ class Blocks:
         """P and the inverse, of 16 x 16, on the diagonals of their tiles."""
         rows = *(self.units.rows(s.units, team, which) for which in (KEYS, QUERIES)), panels_of(s.k[team])
         lower, p = products(rows, ((0, 2), (1, 2)), COLUMNS, BFloat16)
-        keep(p, True, lengths.queries)
-        keep(lower, False, [b * b * x for b, x in zip(lengths.keys, beta)])
+        keep(p, True, lambda r, n, e: lengths.queries[r])
+        factors = [b * b * x for b, x in zip(lengths.keys, beta)]
+        keep(lower, False, lambda r, n, e: factors[r])
         self.inverse.invert(s.delta.lower[None, team], lower)
         put_block(block_words(s.p[team]), p, BFloat16)
         put_two(s.delta.inverse[team], lower, BFloat16)
