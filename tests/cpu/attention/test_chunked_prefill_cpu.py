@@ -79,8 +79,8 @@ def test_configurations(dims, causal, left):
     (None, False, False, 1), (8, True, True, 4), (16, True, True, 2), (24, True, True, 4), (32, True, True, 2),
     (64, True, True, 1), (128, False, False, 1), (192, True, True, 1), (256, False, False, 1)])
 def test_tiles_of_several_boxes(page, groups, stagger, warps):
-    """Copies of whole rows and consumers that begin in turns, for pages whose rows are fewer than a tile's; a plain
-    cache's and whole tiles have neither. Pages at other distances are copied by 64 columns."""
+    """Copies of whole rows and consumers that begin in turns, where no page has all of a tile's rows; a plain
+    cache and whole tiles have neither. Pages at other distances are copied by 64 columns."""
     spec = AttentionSpec("bf16", 128, True, False, varlen=True, pack=4)
     cache, apart = (cache_plan(spec, page, True, multiples) for multiples in (True, False))
     assert cache == CacheSpec(page is not None, True, math.gcd(128, page or 128), groups)
