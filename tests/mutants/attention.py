@@ -13,12 +13,8 @@ MUTANTS = (
         # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
             smem.k_pipe.wait(regs.k)
-            tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
-            tk.mma_wait()
-         """, """
-            tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
-            tk.mma_wait()
-         """, CLUSTER_LOADS),
+            regs.stagger.take()
+         """, "regs.stagger.take()", CLUSTER_LOADS),
         ("no_wait_for_k", """
             smem.k_pipe.wait(regs.k)
             regs.ping_pong.take()

@@ -41,6 +41,8 @@ MUTANTS = (
         ("tail_of_the_first_group",
          "return (group * panels + panel) * (8 * ROW_BYTES) + (chunk - group * chunks) * 16",
          "return panel * (8 * ROW_BYTES) + (chunk - group * chunks) * 16", PAGES),
+        ("tail_of_the_first_panel_alone", "return panel * (self.config.kv * ROW_BYTES) + chunk * 16",
+         "return chunk * 16", PAGES),
         ("tail_of_one_panel", "for panel in cutlass.range_constexpr(self.spec.head_dim_v // PANEL):",
          "for panel in cutlass.range_constexpr(1):", PAGES),
         ("faults_of_the_last_block", "regs.blocks.fault[0] = regs.blocks.fault[0] | word",

@@ -1,7 +1,6 @@
 """Chunked prefill, many queries of each sequence over a cache, against float64: pages of any order, NaN wherever no key
 is, and which of the kernels has the calls."""
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -262,24 +261,6 @@ def test_the_same_bits_in_every_run(served):
     alone = call(q[:1], one)
     assert len(served) > before
     assert torch.equal(alone[0], first[0][:1]) and torch.equal(alone[1], first[1][:1])
-
-
-@poisoned()
-def test_consumers_that_begin_in_turns(monkeypatch):
-    """The same bits, of tasks of one block and of many, with a tail of V and without."""
-    def turns(recipe):
-        spec, cache, config = recipe.args
-        assert not config.ping_pong
-        return launch.chunked.recipe(spec, cache, replace(config, stagger=not config.stagger))
-
-    cache, q = make(LENGTHS, 64, 2, 128, layout="pairs"), queries(len(LENGTHS), ROWS, 8, 128)
-    want, of = call(q, cache), launch.chunked.kernel_of
-    replay.clear()
-    monkeypatch.setattr(launch.chunked, "kernel_of", lambda *given: turns(of(*given)))
-    for _ in range(3):
-        assert all(torch.equal(*each) for each in zip(call(q, cache), want))
-        replay.clear()
-    replay.clear()
 
 
 @poisoned()

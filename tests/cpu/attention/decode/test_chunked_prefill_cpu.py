@@ -1,5 +1,7 @@
 """Chunked prefill where there is no GPU: which calls it has, how copies are cut, its tasks, and its machine code."""
+import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tkq.attention.decode.chunked.plan import (
     MANY_ROWS,
     TILE_ROWS,
     box_rows,
+    cache_plan,
     groups_apart,
     many_queries,
     packed_heads,
@@ -58,14 +61,34 @@ def test_heads_of_a_tile(group, packed):
 def test_configurations(dims, causal, left):
     """Boxes divide tiles, whatever the page; shared memory is what the forward's takes."""
     spec = AttentionSpec("bf16", dims[0], causal, head_dim_v=dims[1], left=left, varlen=True)
-    config = plan(spec)
+    config = plan(spec, CacheSpec(False))
     assert config.check(*dims).shared_bytes(*dims) <= SHARED_BYTES and config.cluster == 1 and not config.overlap_tasks
     assert config.tile_rows == TILE_ROWS and config.schedule == "dynamic"
     for page in (None, 8, 16, 24, 40, 64, 96, 128, 256, 1000):
         box = box_rows(config.kv, page)
         assert config.kv % box == 0 and box in BOXES and (page is None or page % box == 0)
-        assert config.kv // box <= 16 and 1 <= producer_warps(config.kv, box) <= 4
+        cache = cache_plan(spec, page, False, True)
+        assert cache.box == box and config.kv // box <= 16 and 1 <= producer_warps(config.kv, cache) <= 4
+        several = box < config.kv
+        assert plan(spec, cache).check(*dims) == replace(config, stagger=several and not config.ping_pong)
+        assert cache.row_groups == (several and dims[0] > 64)
     assert box_rows(config.kv, None) == config.kv
+
+
+@pytest.mark.parametrize("page, groups, stagger, warps", [
+    (None, False, False, 1), (8, True, True, 4), (16, True, True, 2), (24, True, True, 4), (32, True, True, 2),
+    (64, True, True, 1), (128, False, False, 1), (192, True, True, 1), (256, False, False, 1)])
+def test_tiles_of_several_boxes(page, groups, stagger, warps):
+    """Copies of whole rows and consumers that begin in turns, where no page has all of a tile's rows; a plain
+    cache and whole tiles have neither. Pages at other distances are copied by 64 columns."""
+    spec = AttentionSpec("bf16", 128, True, False, varlen=True, pack=4)
+    cache, apart = (cache_plan(spec, page, True, multiples) for multiples in (True, False))
+    assert cache == CacheSpec(page is not None, True, math.gcd(128, page or 128), groups)
+    assert plan(spec, cache).stagger == stagger and producer_warps(128, cache) == warps
+    assert apart == replace(cache, row_groups=False) and plan(spec, apart) == plan(spec, cache)
+    boxes = 128 // apart.box
+    assert producer_warps(128, apart) == (4 if boxes >= 8 else 2 if boxes >= 4 else 1)
+    assert not plan(replace(spec, left=True), cache).stagger  # they take turns all the time
 
 
 def test_which_calls_it_serves():
@@ -104,13 +127,13 @@ def test_pages_in_groups_of_rows(shape, stride, apart):
     assert groups_apart(shape, stride) == apart
 
 
-def test_copies_of_whole_rows():
-    """Of K and V alike; a plain cache's rows need no multiple of 8, and of 64 columns a copy has all."""
+def test_pages_a_multiple_of_8_rows_apart():
+    """K's and V's alike."""
     k, v = torch.zeros(30, 2, 16, 2, 128, dtype=BF16).unbind(1)
-    assert launch.whole_rows(k, v) and launch.whole_rows(k, v[..., :64])
-    assert not launch.whole_rows(k, v.contiguous()) and not launch.whole_rows(k[..., :64], v[..., :64])
+    assert launch.multiples_apart(k, v) and launch.multiples_apart(k, v[..., :64])
+    assert not launch.multiples_apart(k, v.contiguous())
     apart = torch.zeros(30, 17, 2, 128, dtype=BF16)[:, :16]
-    assert not launch.whole_rows(apart, apart)
+    assert not launch.multiples_apart(apart, apart)
 
 
 @pytest.mark.parametrize("paged, ragged, window, more", [
@@ -243,12 +266,12 @@ def test_plans_of_many_ragged_queries():
 def test_the_machine_code(shown):
     """No local memory; wgmma is not serialised; registers as planned; copies by TMA."""
     [kernel] = sass.assert_sass(shown.recipe, shown.expectation)
-    config = plan(shown.recipe.args[0])
+    _, cache, config = shown.recipe.args
     assert {n for _, n in kernel.setmaxreg} == {*config.registers}
     assert not kernel.count("LDL") and not kernel.count("STL") and kernel.stack == 0
-    cache, places = shown.recipe.args[1], 4  # the first K; the loop's K and V; the last V
-    each = config.kv // cache.box // producer_warps(config.kv, cache.box)
-    assert not cache.row_groups or kernel.count("UTMALDG.5D") == places * each
+    places = 4  # the first K; the loop's K and V; the last V
+    assert cache.row_groups and kernel.count("UTMALDG.5D") == places * (
+        config.kv // cache.box // producer_warps(config.kv, cache))
 
 
 def test_softmax_lies_under_products():

@@ -13,7 +13,7 @@ def test_candidates(monkeypatch):
     caches = {"unpaged": CacheSpec(False, False, 128)}
     for page in pages:
         for ragged in (False, True):
-            caches[f"page {page}{', ragged' * ragged}"] = CacheSpec(True, ragged, min(page, 128), True)
+            caches[f"page {page}{', ragged' * ragged}"] = CacheSpec(True, ragged, min(page, 128), page < 128)
     found = chunked_prefill.candidates(pages, False)
     assert list(found) == ["flash_attn", *caches]
     for name, call in found.items():

@@ -4,15 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tkq.attention.decode.chunked.plan import (
-    PANEL,
-    box_rows,
-    groups_apart,
-    many_queries,
-    packed_heads,
-    plan,
-    takes,
-)
+from tkq.attention.decode.chunked.plan import cache_plan, groups_apart, many_queries, packed_heads, plan, takes
 from tkq.attention.decode.chunked.spec import CacheSpec
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
@@ -22,7 +14,7 @@ from tkq.runtime.call import dtypes
 
 def recipe(spec: AttentionSpec, cache: CacheSpec, config: AttentionConfig | None = None) -> Recipe:
     """The kernel's, with its planned config or another one."""
-    return Recipe("tkq.attention.decode.chunked.kernel:ChunkedPrefill", (spec, cache, config or plan(spec)))
+    return Recipe("tkq.attention.decode.chunked.kernel:ChunkedPrefill", (spec, cache, config or plan(spec, cache)))
 
 
 def serves(call, options, out: Tensor) -> bool:
@@ -50,18 +42,14 @@ def kernel_of(call, options) -> Recipe:
                          options.softcap > 0, None if sinks is None else dtypes.name_of(sinks.dtype), True,
                          pack=packed_heads(q.shape[-2] // k.shape[2]),
                          long_window=left and options.left >= LONG_WINDOW)
-    return recipe(spec, CacheSpec(table is not None, call.cu_seqlens_q is not None, box_of(spec, k, table),
-                                  table is not None and whole_rows(k, v)))
+    page = None if table is None else k.shape[1]
+    return recipe(spec, cache_plan(spec, page, call.cu_seqlens_q is not None, multiples_apart(k, v)))
 
 
-def box_of(spec: AttentionSpec, k: Tensor, table: Tensor | None) -> int:
-    return box_rows(plan(spec).kv, None if table is None else k.shape[1])
-
-
-def whole_rows(k: Tensor, v: Tensor) -> bool:
-    """Can a copy bring all columns, see `plan.groups_apart`? Of 64 there is nothing to gain."""
+def multiples_apart(k: Tensor, v: Tensor) -> bool:
+    """Are pages of K and of V the same multiple of 8 rows apart, see `plan.groups_apart`?"""
     apart = groups_apart(k.shape, k.stride())
-    return k.shape[3] > PANEL and apart is not None and apart == groups_apart(v.shape, v.stride())
+    return apart is not None and apart == groups_apart(v.shape, v.stride())
 
 
 def sinks_of(sinks: Tensor | None, dtype: torch.dtype) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from tkq.attention.decode.chunked.spec import CacheSpec
 from tkq.attention.forward import plan as forward
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.spec import AttentionSpec
@@ -58,14 +59,28 @@ def groups_apart(shape: tuple, stride: tuple) -> int | None:
     return apart if (pages - 1) * apart + rows // ROWS_OF_TMA <= MOST_GROUPS else None
 
 
-def producer_warps(keys: int, box: int) -> int:
+def producer_warps(keys: int, cache: CacheSpec) -> int:
     """Among which the boxes of a tile of ``keys`` are dealt out: so that what each issues takes less time than the
-    products of a block."""
-    boxes = keys // box
-    return 4 if boxes >= 8 else 2 if boxes >= 4 else 1
+    products of a block. A box of whole rows is one copy and not one for each 64 columns, so that a warp has more."""
+    boxes, many = keys // cache.box, 16 if cache.row_groups else 8
+    return 4 if boxes >= many else 2 if boxes >= 4 else 1
 
 
-def plan(spec: AttentionSpec) -> AttentionConfig:
-    """The forward's, of long causal problems where it is one; tasks are dealt out one at a time to blocks alone."""
-    config = forward.plan(spec, "long" if spec.longest_first else "medium")
-    return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(56, 224))
+def cache_plan(spec: AttentionSpec, page: int | None, ragged: bool, multiples: bool) -> CacheSpec:
+    """How a tile's copies are cut. page: as of `box_rows`. multiples: are pages a multiple of 8 rows apart, see
+    `groups_apart`? Then tiles of several boxes are copied by whole rows; of 64 columns there is nothing to gain."""
+    keys = _forward(spec).kv
+    box = box_rows(keys, page)
+    return CacheSpec(page is not None, ragged, box, multiples and box < keys and spec.head_dim > PANEL)
+
+
+def plan(spec: AttentionSpec, cache: CacheSpec) -> AttentionConfig:
+    """The forward's, of long causal problems where it is one; tasks are dealt out one at a time to blocks alone.
+    Consumers whose tiles are several boxes begin in turns, where they do not take turns all the time."""
+    config = _forward(spec)
+    return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(56, 224),
+                   stagger=cache.box < config.kv and not config.ping_pong)
+
+
+def _forward(spec: AttentionSpec) -> AttentionConfig:
+    return forward.plan(spec, "long" if spec.longest_first else "medium")

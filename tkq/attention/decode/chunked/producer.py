@@ -26,7 +26,7 @@ class PagedProducer:
     def __init__(self, spec, cache, config):
         self.spec, self.cache, self.config = spec, cache, config
         self.forward = Producer(spec, config)  # of Q, and of what a task sees
-        self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache.box)
+        self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache)
         self.box_groups = cache.box // 8
 
     @cute.jit

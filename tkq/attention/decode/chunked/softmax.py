@@ -4,7 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.chunked.plan import PANEL
@@ -50,13 +50,12 @@ class PagedSoftmax:
         inner = self.inner
         tk.zero(regs.norm)
         tk.fill(regs.max, LOWEST)
-        self.clear_if(regs, False)
         inner.scores(g, regs, 0, RIGHT | LEFT)
         regs.blocks.fault[0] = Int32(0)
         self.hide_if(regs, self.word(regs))
         inner.move(g, regs, guarded=False)
         inner.exponentials(g, regs, guarded=False)
-        self.clear_if(regs, True)
+        self.clear(regs)
 
     def step(self, g, regs, i, sides):
         """As the forward's. Keys that are not there share the branch of a max that moves: a block with all keys takes
@@ -99,13 +98,6 @@ class PagedSoftmax:
             if word & Int32(1 << (8 * (j // 2) // self.cache.box)) != 0:
                 view[0, j] = -INF
                 view[1, j] = -INF
-
-    @cute.jit
-    def clear_if(self, regs, behind: Constexpr[bool]):
-        """Before and behind the first exponentials: the first consumer clears behind its own, the other before. They
-        wait for each other there, and would else go on in step."""
-        if (regs.wg == 0) == behind:
-            self.clear(regs)
 
     @cute.jit
     def clear(self, regs):
