@@ -59,7 +59,7 @@ class FftSpec:
         """Sequences are brought below 2 ** (above + 1). A transform of 4096 of them, times a filter's spectrum below
         2 (1 + i), is then below 2 ** 15 in its length, as its parts are, in whatever order they are added; a sum of
         blocks' below fp16's 65504."""
-        return 6 if self.blocks <= 2 else 7 - (self.blocks.bit_length() - 1)
+        return 6 if self.blocks <= 2 or self.whole else 7 - (self.blocks.bit_length() - 1)
 
     @property
     def kept(self) -> int:
@@ -76,6 +76,11 @@ class FftSpec:
     def in_registers(self) -> bool:
         """Does a warpgroup have all of its sequences' tokens in registers? See `in_registers.InRegisters`."""
         return not self.split and self.blocks <= (1 if self.exact else 2)
+
+    @property
+    def whole(self) -> bool:
+        """Does a thread block have a whole sequence in shared memory? See `whole.kernel.WholeSequence`."""
+        return not self.exact and self.blocks == BLOCKS[-1]
 
     @property
     def transforms(self) -> int:
