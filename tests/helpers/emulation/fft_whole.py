@@ -171,12 +171,13 @@ def instead_of_the_dsl(monkeypatch):
                 monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(tokens.WholeTokens, "eight", eight)
     monkeypatch.setattr(tokens, "vectors", SimpleNamespace(run_at=lambda y, at, n: SimpleNamespace(
-        iterator=SimpleNamespace(toint=lambda: (y, at[2]))), packed=packed))
+        iterator=SimpleNamespace(toint=lambda: Address(y, at[2]))), packed=packed))
     monkeypatch.setattr(tokens, "_store16", store16)
 
 
-def eight(self, x, place, token):
+def eight(self, x, place, at):
     """Of a sequence of numbers, zeros behind its end."""
+    token = at[1] + at[2]
     found = numpy.stack([numpy.where(token + e < len(x), x[numpy.minimum(token + e, len(x) - 1)], 0)
                          for e in range(8)])
     return found.reshape(4, 2, -1)
@@ -188,8 +189,16 @@ def packed(values, dtype):
     return found
 
 
+class Address:
+    def __init__(self, of, token):
+        self.of, self.token = of, token
+
+    def __add__(self, size):
+        return Address(self.of, self.token + size // 2)
+
+
 def store16(address, *rest):
-    (y, token), (*words, there) = address, rest
+    y, token, (*words, there) = address.of, address.token, rest
     for e, x in enumerate(numpy.concatenate(words)):
         assert numpy.isnan(y.values[token[there] + e]).all()
         y.values[token[there] + e] = x[there]
@@ -224,7 +233,7 @@ def convolved(u, spectrum, spec):
         assert numpy.isfinite(tiles.memory).all()
 
     for CURRENT.warpgroup in groups:
-        asked = [SimpleNamespace(u=RegTile(64), gate=None) for _ in range(tokens.MINE)]
+        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
         of.ask.__wrapped__(of, asked, u, None, Place(0, 0, 0))
         for i, x in enumerate(asked):
             TK.store(tiles[tokens.MINE * CURRENT.warpgroup + i], x.u)

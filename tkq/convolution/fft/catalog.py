@@ -98,8 +98,11 @@ def _name(s: FftSpec, what: str) -> str:
 def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
     """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left for each input or output tile,
     which with up to 16 rows are none of wgmma's, and two from the right, forth and back of each block; of the filter's
-    gradient forth twice. Otherwise four of each; split, three times as many. Addresses of the filter's spectrum are
-    spilled, and read once a head; a few of tiles of up to 16 rows, once a tile."""
+    gradient forth twice. Of a whole sequence four of half a product (over n1), three in a loop, four, and one in a
+    loop. Otherwise four of each; split, three times as many. Addresses of the filter's spectrum are spilled, and read
+    once a head; a few of tiles of up to 16 rows, once a tile."""
+    if s.whole and not gradient:  # addresses are kept, not made anew for each sequence
+        return Expectation(40, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT, local_memory=64)
     tensor = (48 if s.causal else 64) * (3 if s.split else 1)
     if gradient or s.in_registers:
         one = 4 * (2 + (2 * s.tiles if s.rows > 16 else 0))

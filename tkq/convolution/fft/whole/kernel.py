@@ -135,7 +135,7 @@ class WholeSequence:
         self.publish()
         self.tokens.ask(asked, g.u, g.pre, following)
         factor = self.tokens.factor(most, g.divided[place.head] * Float32(1.0 / OUTER))
-        for i in cutlass.range_constexpr(MINE):
+        for i in cutlass.range(MINE, unroll=1):
             acc = tk.rt(COLS)
             self.steps.last(acc, s.tiles, f, i)
             tk.mma_wait()

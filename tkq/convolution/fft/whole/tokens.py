@@ -37,15 +37,19 @@ class WholeTokens:
     @cute.jit
     def ask(self, asked, u: cute.Tensor, gate: Optional[cute.Tensor], place: Place):
         """Load a warpgroup's tiles, 0 behind the ends; place: its sequence."""
-        for i in cutlass.range_constexpr(MINE):
-            for r in cutlass.range_constexpr(2):
-                row = tk.first_row() + 8 * r
-                chunk = 2 * (MINE * tk.warpgroup_id() + i) + row // DIGITS
-                for half in cutlass.range_constexpr(2):
-                    token = self.first(row % DIGITS, chunk, half)
-                    self.put(asked[i].u, self.eight(u, place, token), r, half)
-                    if const_expr(gate is not None):
-                        self.put(asked[i].gate, self.eight(gate, place, token), r, half)
+        row = tk.first_row()
+        token = self.first(row % DIGITS, 2 * MINE * tk.warpgroup_id() + row // DIGITS, 0)
+        for to, x in ((0, u), (1, gate)):
+            if const_expr(x is not None):
+                first = self.address(x, place, token)
+                for i in cutlass.range_constexpr(MINE):
+                    for r in cutlass.range_constexpr(2):
+                        for half in cutlass.range_constexpr(2):
+                            more = 2 * COLS * i + 8 * STRIDE * r + COLS // 2 * half
+                            self.put(asked[i][to], self.eight(x, place, (first, token, more)), r, half)
+
+    def address(self, x: cute.Tensor, place: Place, token):
+        return vectors.run_at(x, (place.batch, place.head, token), EACH).iterator.toint()
 
     def put(self, to: tk.RegTile, found, r, half):
         words = cute.recast_tensor(to.tensor, Int32)
@@ -53,17 +57,16 @@ class WholeTokens:
             words[self.tokens.word(j, r, half)] = found[j]
 
     @cute.jit
-    def eight(self, x: cute.Tensor, place: Place, token):
-        """Four words of neighbours."""
-        B, _, L = x.shape
+    def eight(self, x: cute.Tensor, place: Place, at):
+        """Four words of neighbours. at: (address, token, how many tokens further)"""
+        (address, token, more), (B, _, L) = at, x.shape
         if const_expr(self.spec.vector > 1):
-            run = vectors.run_at(x, (place.batch, place.head, token), EACH)
-            return _load16(run.iterator.toint(), (place.batch < B) & (token < L))
+            return _load16(address + 2 * more, (place.batch < B) & (token + more < L))
         held = cute.make_rmem_tensor((EACH,), self.dtype)
         held.fill(0.0)
         for e in cutlass.range_constexpr(EACH):
-            if place.batch < B and token + e < L:
-                held[e] = vectors.run_at(x, (place.batch, place.head, token + e), 1)[0]
+            if place.batch < B and token + more + e < L:
+                held[e] = vectors.run_at(x, (place.batch, place.head, token + more + e), 1)[0]
         words = cute.recast_tensor(held, Int32)
         return [words[j] for j in range(4)]
 
@@ -89,21 +92,24 @@ class WholeTokens:
     @cute.jit
     def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, factor, place: Place, chunk):
         """y = a chunk of each digit n1, times factor, times the gate, rounded once."""
-        L, n1 = y.shape[2], digit_of(tk.first_row())[0]
+        L, more = y.shape[2], None
+        token = self.first(digit_of(tk.first_row())[0], chunk, 0)
+        first = self.address(y, place, token)
+        if const_expr(gate is not None):
+            more = self.address(gate, place, token)
         for half in cutlass.range_constexpr(2):
-            token = self.first(n1, chunk, half)
+            further = COLS // 2 * half
             values = [result.tensor[2 * self.tokens.word(j, 0, half) + e] * factor for j in range(4) for e in range(2)]
             if const_expr(gate is not None):
-                more = tk.rt(COLS, self.dtype)
-                self.put(more, self.eight(gate, place, token), 0, half)
-                values = [x * element(more, 2 * self.tokens.word(i // 2, 0, half) + i % 2)
+                by = tk.rt(COLS, self.dtype)
+                self.put(by, self.eight(gate, place, (more, token, further)), 0, half)
+                values = [x * element(by, 2 * self.tokens.word(i // 2, 0, half) + i % 2)
                           for i, x in enumerate(values)]
             eight = vectors.packed(values, self.dtype)
             if const_expr(self.spec.vector > 1):
-                there = vectors.run_at(y, (place.batch, place.head, token), EACH).iterator.toint()
                 words = cute.recast_tensor(eight, Int32)
-                _store16(there, *[words[j] for j in range(4)], token < L)
+                _store16(first + 2 * further, *[words[j] for j in range(4)], token + further < L)
             else:
                 for e in cutlass.range_constexpr(EACH):
-                    if token + e < L:
-                        vectors.run_at(y, (place.batch, place.head, token + e), 1)[0] = eight[e]
+                    if token + further + e < L:
+                        vectors.run_at(y, (place.batch, place.head, token + further + e), 1)[0] = eight[e]
