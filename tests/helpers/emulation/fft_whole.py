@@ -8,7 +8,7 @@ import numpy
 
 from tests.helpers.emulation.fft_columns import COL, ROW, THREADS, half
 from tkq.convolution.fft.sequences import Place
-from tkq.convolution.fft.whole import digits, steps, tokens
+from tkq.convolution.fft.whole import digits, filters, steps, tokens
 from tkq.convolution.fft.whole.kernel import OUTER
 
 ELEMENTS = 64 * 64  # of a tile
@@ -202,6 +202,24 @@ def store16(address, *rest):
     for e, x in enumerate(numpy.concatenate(words)):
         assert numpy.isnan(y.values[token[there] + e]).all()
         y.values[token[there] + e] = x[there]
+
+
+def spectra(taps, down, mirrored, monkeypatch):
+    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps times down."""
+    for name, value in dict(
+            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x), root=NAMES["root"],
+            cutlass=NAMES["cutlass"],
+            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)), vectors=SimpleNamespace(
+                packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
+                    *at[1:4], at[4] + numpy.arange(n)[:, None]))), Float16=half).items():
+        monkeypatch.setattr(filters, name, value)
+    kernel, found = filters.FilterSpectra(mirrored), numpy.full((16, 4, 128, 8), numpy.nan)
+    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for group in range(filters.GROUPS):
+        kernel.over_n1.__wrapped__(kernel, z, taps, group, me, down)
+        kernel.over_a.__wrapped__(kernel, z, me)
+        kernel.over_b.__wrapped__(kernel, SimpleNamespace(spectra=found), z, 0, group, me)
+    return found
 
 
 def filled():

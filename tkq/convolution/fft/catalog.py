@@ -5,6 +5,7 @@ from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_r
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
 from tkq.convolution.fft.spec import TRANSFORM_ROWS, FftSpec
+from tkq.convolution.fft.whole.launch import filter_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -25,6 +26,9 @@ def shipped() -> list:
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
                                  _expectation(spec, gradient=True)))
+    for mirrored in (False, True):
+        name = f"fft_conv_filters-n32768-{'backward' if mirrored else 'forward'}"
+        found.append(Shipped(name, filter_recipe(mirrored), Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
     return found + _passes() + _millions() + _split()
 
 

@@ -11,7 +11,7 @@ from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
-from tkq.convolution.fft.whole.launch import arranged
+from tkq.convolution.fft.whole.launch import spectra
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
@@ -45,7 +45,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     if spec.whole:
-        launcher(u, recipe(spec, config))(u, (*_whole_spectrum(g, spec), pre, post, y), min(SMS, B * H))
+        launcher(u, recipe(spec, config))(u, (*spectra(filter_of(g), conjugate), pre, post, y), min(SMS, B * H))
         return y
     splits = splits_of(spec, config, B, H)
     blocks, workspace = min(SMS, H * splits), None
@@ -78,12 +78,6 @@ def spectrum(g: Given, spec: FftSpec) -> Tensor:
     taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
     taps = taps.view(len(taps), spec.blocks + 1, spec.points)
     return torch.view_as_real(torch.fft.fft(torch.complex(taps[:, 1:], -taps[:, :-1]) * by))
-
-
-def _whole_spectrum(g: Given, spec: FftSpec) -> tuple[Tensor, Tensor]:
-    """As a thread block has it that has a whole sequence, and what it was divided by."""
-    taps = filter_of(g)
-    return arranged(taps * quarter(spec.blocks * spec.points, taps.device)[:taps.shape[1]], spec.conjugate)
 
 
 def quarter(points: int, device: torch.device) -> Tensor:

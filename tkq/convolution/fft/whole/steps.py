@@ -1,7 +1,6 @@
 """A sequence's transforms forth and back, tile by tile: products, and factors in fp16 between them."""
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Int32
+from cutlass import Float16
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS
