@@ -208,10 +208,10 @@ def spectra(taps, down, mirrored, monkeypatch):
     """(16, 4, 128, 8), by the filters' kernel, of 32768 taps times down."""
     for name, value in dict(
             get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x), root=NAMES["root"],
-            cutlass=NAMES["cutlass"],
-            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)), vectors=SimpleNamespace(
-                packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
-                    *at[1:4], at[4] + numpy.arange(n)[:, None]))), Float16=half).items():
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float16=half,
+            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)),
+            vectors=SimpleNamespace(packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
+                *at[1:4], at[4] + numpy.arange(n)[:, None])))).items():
         monkeypatch.setattr(filters, name, value)
     kernel, found = filters.FilterSpectra(mirrored), numpy.full((16, 4, 128, 8), numpy.nan)
     z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)

@@ -28,7 +28,8 @@ def shipped() -> list:
                                  _expectation(spec, gradient=True)))
     for mirrored in (False, True):
         name = f"fft_conv_filters-n32768-{'backward' if mirrored else 'forward'}"
-        found.append(Shipped(name, filter_recipe(mirrored), Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
+        found.append(Shipped(name, filter_recipe(mirrored),
+                             Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
     return found + _passes() + _millions() + _split()
 
 

@@ -146,8 +146,8 @@ class FilterSpectra:
     def load(self, g: Given, s: Shared, head, me):
         """The taps, and the exponent of what their spectrum is divided by. All have done with the ones before."""
         taps, most = cute.size(g.taps, mode=[1]), Int32(0)
-        for first in cutlass.range(me, POINTS, LOADS * THREADS, unroll=1):
-            held = cute.make_rmem_tensor((LOADS,), Float32)
+        for step in cutlass.range(POINTS // (LOADS * THREADS), unroll=1):
+            held, first = cute.make_rmem_tensor((LOADS,), Float32), step * (LOADS * THREADS) + me
             for e in cutlass.range_constexpr(LOADS):  # without branches: all of them are under way together
                 held[e] = vectors.run_at(g.taps, (head, cutlass.min(first + e * THREADS, taps - 1)), 1)[0]
             for e in cutlass.range_constexpr(LOADS):
@@ -155,27 +155,31 @@ class FilterSpectra:
                 s.taps[first + e * THREADS] = held[e]
                 most = cutlass.max(most, magnitude(held[e]))
         most = cute.arch.warp_redux_sync(most, "max")
-        if tk.lane_id() == 0:
-            s.of_warps[tk.warp_id(), 0] = most.bitcast(Float32)
-        tk.sync_block()
-        for w in cutlass.range_constexpr(WARPS):
-            most = cutlass.max(most, s.of_warps[w, 0].bitcast(Int32))
+        for other in self.all_of(s.of_warps[None, 0], most.bitcast(Float32)):
+            most = cutlass.max(most, other.bitcast(Int32))
         largest = cutlass.min(cutlass.max(most >> EXPONENT, LEAST), MOST)
-        down, total = ((254 - largest) << EXPONENT).bitcast(Float32), Float32(0.0)
-        for first in cutlass.range(me, POINTS, EACH * THREADS, unroll=1):
-            for e in cutlass.range_constexpr(EACH):
-                x = s.taps[first + e * THREADS] * down
+        total = self.squares(s, ((254 - largest) << EXPONENT).bitcast(Float32), me)
+        size = ((total * Float32(POINTS)).bitcast(Int32) >> EXPONENT) - 127  # a square's
+        return cutlass.min(cutlass.max(largest + (size >> 1), LEAST), MOST)
+
+    @cute.jit
+    def squares(self, s: Shared, down, me):
+        """The sum of the taps' squares, each times down."""
+        total = Float32(0.0)
+        for step in cutlass.range(POINTS // (LOADS * THREADS), unroll=1):
+            for e in cutlass.range_constexpr(LOADS):
+                x = s.taps[step * (LOADS * THREADS) + e * THREADS + me] * down
                 total = total + x * x
         for shift in cutlass.range_constexpr(5):
             total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
-        if tk.lane_id() == 0:
-            s.of_warps[tk.warp_id(), 1] = total
+        found = self.all_of(s.of_warps[None, 1], total)
+        return sum(found[1:], found[0])
+
+    def all_of(self, to: cute.Tensor, x):
+        """What each warp has, in shared memory; they meet."""
+        to[tk.warp_id()] = x  # the same of all lanes
         tk.sync_block()
-        total = Float32(0.0)
-        for w in cutlass.range_constexpr(WARPS):
-            total = total + s.of_warps[w, 1]
-        size = ((total * Float32(POINTS)).bitcast(Int32) >> EXPONENT) - 127  # a square's
-        return cutlass.min(cutlass.max(largest + (size >> 1), LEAST), MOST)
+        return [to[w] for w in range(WARPS)]
 
     @cute.jit
     def over_n1(self, z: cute.Tensor, taps: cute.Tensor, group, me, down):
@@ -184,8 +188,8 @@ class FilterSpectra:
         quarter = 4 * group - 1
         of_p = [conjugate_root(quarter * p, 16) for p in range(4)]
         of_s = [conjugate_root(quarter * s, 4 * DIGITS) for s in range(EACH)]
-        for column in cutlass.range(me, COLUMNS, THREADS, unroll=1):
-            x = []
+        for step in cutlass.range(COLUMNS // THREADS, unroll=1):
+            x, column = [], step * THREADS + me
             for s in cutlass.range_constexpr(EACH):
                 four = [taps[COLUMNS * (EACH * p + s) + column] * down for p in range(4)]
                 sums = [four[0] + four[1] * of_p[1][0] + four[2] * of_p[2][0] + four[3] * of_p[3][0],
@@ -193,8 +197,8 @@ class FilterSpectra:
                 x.append(times(sums, of_s[s]) if s else sums)
             first, steps = conjugate_root(quarter * column, 4 * POINTS), conjugate_root(column, POINTS // 4)
             at = column // DIGITS * PADDED + column % DIGITS
-            for m, (y, step) in enumerate(zip(transform(x), powers(steps, EACH), strict=True)):
-                put(z, OF_ONE * m + at, times(y, times(first, step) if m else first))
+            for m, (y, by) in enumerate(zip(transform(x), powers(steps, EACH), strict=True)):
+                put(z, OF_ONE * m + at, times(y, times(first, by) if m else first))
 
     @cute.jit
     def over_a(self, z: cute.Tensor, me):
