@@ -5,7 +5,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from .assembly import ptx
 from .maps import _cvt2
 from .register import RegTile
-from .woven import _Fp16, _words
+from .woven import _Fp16, _numbers, _words
 
 
 def complex_times(x, by, conjugate=False):
@@ -19,6 +19,11 @@ def narrow_words(a: RegTile):
     if not isinstance(a, RegTile) or a.dtype is not Float32:
         raise TypeError(f"narrow_words: operand a is {a}, allowed is an fp32 register tile")
     return [_cvt2(a.tensor[2 * i], a.tensor[2 * i + 1], Float16) for i in range(a.cols // 4)]
+
+
+def numbers(word):
+    """The two of a word, fp32."""
+    return _numbers(word)
 
 
 def fill_words(dst: RegTile, words):

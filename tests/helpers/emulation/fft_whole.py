@@ -8,7 +8,7 @@ import numpy
 
 from tests.helpers.emulation.fft_columns import COL, ROW, THREADS, half
 from tkq.convolution.fft.sequences import Place
-from tkq.convolution.fft.whole import digits, filters, steps, tokens
+from tkq.convolution.fft.whole import digits, filters, gradient, steps, tokens
 from tkq.convolution.fft.whole.kernel import OUTER
 
 ELEMENTS = 64 * 64  # of a tile
@@ -138,7 +138,7 @@ def local_tile(x, size, at):
 
 
 def copy_words(src, dst):
-    dst.held[:] = src
+    dst.held[:] = src.held if isinstance(src, Words) else src
 
 
 def fill_words(dst, words):
@@ -147,6 +147,7 @@ def fill_words(dst, words):
 
 
 TK = SimpleNamespace(
+    element_type=lambda name: name,
     warpgroup_id=lambda: CURRENT.warpgroup, thread_in_warpgroup=lambda: THREADS, lane_id=lambda: THREADS % 32,
     first_row=lambda: ROW, first_col=lambda: COL, WARPGROUP=128, rt=RegTile, mma_wait=lambda: None,
     sync=lambda *barrier: None, store=lambda tile, x: tile.__setitem__(
@@ -161,11 +162,11 @@ NAMES = dict(
     cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: Words(shape), local_tile=local_tile,
                          autovec_copy=copy_words, recast_tensor=recast),
     complex_times=complex_times, store_matrices=store_matrices, fill_words=fill_words,
-    narrow_words=lambda acc: [half(word) for word in acc.words.held])
+    numbers=lambda word: (word[0], word[1]), narrow_words=lambda acc: [half(word) for word in acc.words.held])
 
 
 def instead_of_the_dsl(monkeypatch):
-    for module in (digits, steps, tokens):
+    for module in (digits, gradient, steps, tokens):
         for name, value in NAMES.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
@@ -273,6 +274,63 @@ def convolved(u, spectrum, spec):
 
     each(last)
     return y.values
+
+
+class Runs:
+    """Of a tile's sums, [None, run]: a thread's four numbers, each of them twice."""
+
+    def __init__(self):
+        self.runs = [Words((4,)) for _ in range(gradient.RUNS)]
+        for run in self.runs:
+            run.held[:] = 0
+
+    def __getitem__(self, at):
+        return self.runs[at[1]]
+
+
+def product_sums(pairs, spec):
+    """(16, 8, 128, 4): the sum of conj(V) W of pairs (v, w) that need no scale, divided by 2^16."""
+    kernel, found = gradient.WholeFilterGradient(spec, None), numpy.empty((16, gradient.RUNS, 128, 4))
+    each = [(wg, i) for wg in range(4) for i in range(gradient.MINE)]
+    for part in range(2):
+        f = digits.Factors(Tiles(1)[0], None, Tiles(1)[0], Tiles(1)[0], Table(4, 32, 16), Table(16, 4, 16))
+        digits.fill_half.__wrapped__(f, part, 0, 1)
+        sums = [Runs() for _ in each]
+        for v, w in pairs:
+            for to, of_v, of_w in zip(sums, half_spectrum(kernel, f, v), half_spectrum(kernel, f, w), strict=True):
+                kernel.add(to, NAMES["narrow_words"](of_v), of_w, 1.0)
+        for (wg, i), of in zip(each, sums, strict=True):
+            for run in range(gradient.RUNS):
+                found[gradient.TILES * part + gradient.MINE * wg + i, run] = of.runs[run].held[:, 0].T
+    return found
+
+
+def half_spectrum(kernel, f, x):
+    """Accumulators of all warpgroups, one tile after the other."""
+    tiles = CURRENT.tiles = Tiles(gradient.TILES)
+    for CURRENT.warpgroup in range(4):
+        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
+        kernel.tokens.ask.__wrapped__(kernel.tokens, asked, x, None, Place(0, 0, 0))
+        for i, of in enumerate(asked):
+            TK.store(tiles[gradient.MINE * CURRENT.warpgroup + i], of.u)
+    held = by_warpgroups(lambda i: kernel.over_n1(tiles, f, i))
+    tiles.memory[:] = numpy.nan
+    by_warpgroups(lambda i: kernel.scatter(tiles, held[gradient.MINE * CURRENT.warpgroup + i], i))
+    assert numpy.isfinite(tiles.memory).all()
+
+    def spectrum(i):
+        acc = RegTile(64)
+        kernel.steps.spectrum(acc, RegTile(64), tiles[gradient.MINE * CURRENT.warpgroup + i], f, digits.of_columns())
+        return acc
+
+    return by_warpgroups(spectrum)
+
+
+def by_warpgroups(step):
+    found = []
+    for CURRENT.warpgroup in range(4):
+        found += [step(i) for i in range(gradient.MINE)]
+    return found
 
 
 class Outputs:

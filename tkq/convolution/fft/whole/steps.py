@@ -80,12 +80,7 @@ class Steps:
         """The transforms over a and b of a tile, times the filter's spectrum, and back over kb; in the tile's place.
         filters: 4 x 4 words of a thread's. columns: w(1024)^(b ka)."""
         acc, narrow = tk.rt(COLS), tk.rt(COLS, Float16)
-        tk.mm_AB(acc, f.rows, tile)
-        tk.mma_wait()
-        by = [(columns[0, u], columns[1, u]) for u in QUARTERS]
-        words = narrow_words(acc)
-        fill_words(narrow, put_across([[complex_times(real(words, h, u), by[u]) for u in QUARTERS] for h in HALVES]))
-        tk.mm_AB(acc, narrow, f.columns)
+        by = self.spectrum(acc, narrow, tile, f, columns)
         tk.sync(barrier, tk.WARPGROUP)  # all have read the tile
         tk.mma_wait()
         words = narrow_words(acc)
@@ -98,6 +93,16 @@ class Steps:
         fill_words(narrow, put_down([[complex_times(across(words, h, u), by[u], True) for u in QUARTERS]
                                      for h in HALVES]))
         tk.store(tile, narrow)
+
+    def spectrum(self, acc, narrow, tile, f: Factors, columns: cute.Tensor):
+        """acc = the transforms over a and b of a tile, there after ``mma_wait``; narrow: registers in between. Returns
+        the factors between the two."""
+        tk.mm_AB(acc, f.rows, tile)
+        tk.mma_wait()
+        by, words = [(columns[0, u], columns[1, u]) for u in QUARTERS], narrow_words(acc)
+        fill_words(narrow, put_across([[complex_times(real(words, h, u), by[u]) for u in QUARTERS] for h in HALVES]))
+        tk.mm_AB(acc, narrow, f.columns)
+        return by
 
     def back(self, tiles, f: Factors, i: int):
         """The transform back over ka of a warpgroup's i-th tile, as `forth`."""
