@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.filter_gradient import BIAS, FIRST, LAST
@@ -107,7 +107,10 @@ class WholeFilterGradient:
             for run in cutlass.range_constexpr(RUNS):
                 s.sums[None, me, run, MINE * wg + i].fill(0.0)
         for batch in cutlass.range(part, g.u.shape[0], g.parts, unroll=1):
-            place = Place(head, batch, Int32(0))
+            place, following = Place(head, batch, Int32(0)), Place(head, batch + g.parts, Int32(0))
+            for x in (g.u, g.dy, g.pre, g.post):
+                if const_expr(x is not None):
+                    self.tokens.prefetch(x, following)
             of_v, kept = self.forth(g.u, g.pre, s, place), []
             for i in cutlass.range_constexpr(MINE):
                 acc, narrow = tk.rt(COLS), tk.rt(COLS, Float16)

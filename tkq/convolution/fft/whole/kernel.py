@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
@@ -108,6 +108,9 @@ class WholeSequence:
         """places: this sequence's, the next one's."""
         (place, following), f, mine = places, s.factors, range(MINE)
         wg, barrier = tk.warpgroup_id(), 1 + tk.warpgroup_id()
+        self.tokens.prefetch(g.u, following)
+        if const_expr(g.pre is not None):
+            self.tokens.prefetch(g.pre, following)
         self.tokens.note(asked, s.of_warps)
         tk.sync_block()  # all have done with the sequence before, too
         most, narrow = self.tokens.largest(s.of_warps), tk.rt(COLS, Float16)

@@ -3,7 +3,8 @@ from typing import Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
@@ -12,10 +13,19 @@ from tkq.convolution.fft.tables import INFINITE, power
 from tkq.convolution.fft.tokens import EACH, Asked, Tokens, _load16, _store16
 from tkq.convolution.fft.whole.digits import DIGITS, POINTS, digit_of
 from tkq.tile import vectors
+from tkq.tile.assembly import ptx
 from tkq.tile.maps import element
 
 STRIDE = POINTS // DIGITS  # tokens from a digit n1 to the next
+LINE = 64  # of those in 128 bytes
 MINE = 2  # tiles of 64 x 64 tokens of each warpgroup
+
+
+@dsl_user_op
+def _prefetch(address: Int64, there: Boolean, *, loc=None, ip=None):
+    """The line of 128 bytes, if there is one, into L2."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; @p prefetch.global.L2 [$0]; }"
+    ptx((Int64(address), Int32(there)), text, "l,r", loc, ip)
 
 
 class WholeTokens:
@@ -47,6 +57,12 @@ class WholeTokens:
                         for half in cutlass.range_constexpr(2):
                             more = 2 * COLS * i + 8 * STRIDE * r + COLS // 2 * half
                             self.put(asked[i][to], self.eight(x, place, (first, token, more)), r, half)
+
+    @cute.jit
+    def prefetch(self, x: cute.Tensor, place: Place):
+        """A sequence into L2, 128 bytes by each of 512 threads."""
+        token = cute.arch.thread_idx()[0] * LINE
+        _prefetch(self.address(x, place, token), (place.batch < x.shape[0]) & (token < x.shape[2]))
 
     def address(self, x: cute.Tensor, place: Place, token):
         return vectors.run_at(x, (place.batch, place.head, token), EACH).iterator.toint()
