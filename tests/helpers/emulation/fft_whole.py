@@ -8,7 +8,7 @@ import numpy
 
 from tests.helpers.emulation.fft_columns import COL, ROW, THREADS, half
 from tkq.convolution.fft.sequences import Place
-from tkq.convolution.fft.whole import digits, filters, gradient, steps, tokens
+from tkq.convolution.fft.whole import digits, filters, gradient, steps, taps, tokens
 from tkq.convolution.fft.whole.kernel import OUTER
 
 ELEMENTS = 64 * 64  # of a tile
@@ -221,6 +221,25 @@ def spectra(taps, down, mirrored, monkeypatch):
         kernel.over_a.__wrapped__(kernel, z, me)
         kernel.over_b.__wrapped__(kernel, SimpleNamespace(spectra=found), z, 0, group, me)
     return found
+
+
+def taps_of(sums, monkeypatch):
+    """(32768,), by the kernel of gradients, of sums (16, 8, 128, 4)."""
+    for name, value in dict(
+            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x),
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=None,
+            cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: numpy.empty((*shape, filters.THREADS)),
+                                 autovec_copy=lambda x, four: four.__setitem__(slice(None), x)),
+            vectors=SimpleNamespace(run_at=lambda of, at, n: of[(*at[1:4], at[4] + numpy.arange(n)[:, None])])).items():
+        monkeypatch.setattr(taps, name, value)
+    monkeypatch.setattr(filters, "root", NAMES["root"])
+    kernel, found = taps.FilterTaps(), numpy.zeros(digits.POINTS)
+    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for group in range(filters.GROUPS):
+        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, 0, group, me)
+        kernel.over_ka.__wrapped__(kernel, z, me)
+        kernel.over_k1.__wrapped__(kernel, z, found, group, me)
+    return found / digits.POINTS
 
 
 def filled():

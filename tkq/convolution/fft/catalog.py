@@ -5,7 +5,7 @@ from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_r
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
 from tkq.convolution.fft.spec import TRANSFORM_ROWS, FftSpec
-from tkq.convolution.fft.whole.launch import filter_recipe
+from tkq.convolution.fft.whole.launch import TAPS, filter_recipe
 from tkq.convolution.fft.whole.launch import gradient_recipe as whole_gradient_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -31,6 +31,7 @@ def shipped() -> list:
         name = f"fft_conv_filters-n32768-{'backward' if mirrored else 'forward'}"
         found.append(Shipped(name, filter_recipe(mirrored),
                              Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
+    found.append(Shipped("fft_conv_taps-n32768", TAPS, Expectation(instructions=("LDG.E.128", "STG.E"), absent=ABSENT)))
     whole = FftSpec("bf16", 64, blocks=8)
     found.append(Shipped(_name(whole, "filter-gradient"), whole_gradient_recipe(whole), Expectation(
         48, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT, local_memory=160)))

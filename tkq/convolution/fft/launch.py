@@ -11,7 +11,8 @@ from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
-from tkq.convolution.fft.whole.launch import gradient_spectrum, spectra
+from tkq.convolution.fft.whole.launch import filter_gradient as whole_gradient
+from tkq.convolution.fft.whole.launch import spectra
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
@@ -116,7 +117,8 @@ def _filter_gradient(g, dy):
     """(H, points)"""
     rows = transform_rows(g.u.shape[2], g.causal, g.split)
     if rows is not None and spec_of((g.u,), g).whole:
-        return _whole_gradient(g, dy)
+        u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
+        return whole_gradient(u, dy, pre, post, spec_of((u, dy, pre, post), g))
     if g.causal and (g.split or g.u.shape[2] > LONG):
         return long.filter_gradient(g, dy)
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
@@ -140,13 +142,6 @@ def _filter_gradient(g, dy):
     taps = found.real.clone()
     taps[:, :-1] -= found.imag[:, 1:]  # taps before those of a lag belong to the lag before
     return taps.view(H, lags * spec.points)
-
-
-def _whole_gradient(g, dy):
-    """(H, points)"""
-    u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
-    spectrum = gradient_spectrum(u, dy, pre, post, spec_of((u, dy, pre, post), g))
-    return (torch.fft.ifft(spectrum) * quarter(spectrum.shape[1], u.device).conj_physical()).real
 
 
 def _of_twice(g, conjugate):

@@ -10,6 +10,7 @@ from tkq.convolution.fft.tensors import launcher
 from tkq.runtime import Recipe
 
 SMS = 132
+TAPS = Recipe("tkq.convolution.fft.whole.taps:FilterTaps", ())
 
 
 def filter_recipe(mirrored: bool) -> Recipe:
@@ -31,20 +32,15 @@ def gradient_recipe(spec: FftSpec) -> Recipe:
     return Recipe("tkq.convolution.fft.whole.gradient:WholeFilterGradient", (spec, FftConfig(4)))
 
 
-def gradient_spectrum(u: Tensor, dy: Tensor, pre: Tensor | None, post: Tensor | None, spec: FftSpec) -> Tensor:
-    """(H, 32768) complex64: of each head the sum over its sequences of conj(V) W, of the frequencies in their order.
-    Neighbouring tokens are neighbours in memory."""
-    B, H, _ = u.shape
+def filter_gradient(u: Tensor, dy: Tensor, pre: Tensor | None, post: Tensor | None, spec: FftSpec) -> Tensor:
+    """(H, L) float32: of each head the sum over its sequences. Neighbouring tokens are neighbours in memory."""
+    B, H, L = u.shape
     parts = max(1, min(B, SMS // (2 * H)))
     sums = torch.empty(H, parts, 16, 8, 128, 4, dtype=torch.float32, device=u.device)
     launcher(u, gradient_recipe(spec))(u, (dy, pre, post, sums, parts), min(SMS, 2 * H * parts))
-    return sums_in_order(sums[:, 0] if parts == 1 else sums.sum(1))
-
-
-def sums_in_order(sums: Tensor) -> Tensor:
-    """(H, 32768) complex64, of (H, 16, 8, 128, 4)."""
-    digits = sums.view(-1, 16, 4, 2, 32, 4, 2, 2).permute(0, 2, 5, 7, 4, 1, 3, 6)  # kb; ka; k1; part
-    return torch.view_as_complex(digits.reshape(len(sums), -1, 2))
+    total, found = sums[:, 0] if parts == 1 else sums.sum(1), torch.empty(H, L, dtype=torch.float32, device=u.device)
+    launcher(u, TAPS)(total, found, min(SMS, H))
+    return found
 
 
 def in_order(found: Tensor) -> Tensor:
