@@ -10,6 +10,7 @@ from tkq.convolution.fft.spec import FftSpec
 from tkq.convolution.fft.whole.gradient import SCALE
 from tkq.convolution.fft.whole.launch import in_order
 from tkq.reference import long_convolution as reference
+from tkq.tile import halves
 
 
 @pytest.mark.parametrize("L, mirrored", [(32768, False), (20000, True)])
@@ -47,6 +48,13 @@ def test_a_filters_gradient(monkeypatch):
     found = torch.from_numpy(fft_whole.taps_of(sums, monkeypatch))[:L]
     want = reference.fft_conv_backward(dy.double(), u.double(), given.k.double())[1][0]
     assert (found - want).norm() < 1e-3 * want.norm(), (found - want).norm() / want.norm()
+
+
+def test_words_of_other_tiles():
+    with pytest.raises(TypeError, match="narrow_words: operand a is 3, allowed is an fp32 register tile"):
+        halves.narrow_words(3)
+    with pytest.raises(TypeError, match="fill_words: dst is 3, allowed with 2 words is an fp16 register tile of 8 col"):
+        halves.fill_words(3, [1, 2])
 
 
 def test_which_are_whole():
