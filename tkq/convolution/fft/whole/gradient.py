@@ -144,7 +144,7 @@ class WholeFilterGradient:
             self.tokens.tokens.scaled(narrow, asked[i], by)
             tk.store(s.tiles[MINE * wg + i], narrow)
         tk.publish()
-        tk.sync_block()
+        tk.sync(1 + wg, tk.WARPGROUP)  # which has tiles of its own
         held = [self.over_n1(s.tiles, f, i) for i in HALVES]
         tk.sync_block()
         for i in cutlass.range_constexpr(MINE):

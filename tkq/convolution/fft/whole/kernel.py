@@ -117,7 +117,8 @@ class WholeSequence:
         for i in cutlass.range_constexpr(len(asked)):
             self.tokens.tokens.divided(narrow, asked[i], most, 0)
             tk.store(s.tiles[len(asked) * wg + i], narrow)
-        self.publish()
+        tk.publish()
+        tk.sync(barrier, tk.WARPGROUP)  # which has chunks of its own
         held = [self.steps.forth(s.tiles, f, i) for i in mine]
         tk.sync_block()
         for i in mine:
