@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import tkq
-from tests.helpers.fft_conv import SUMS, check, filters_close, make
+from tests.helpers.fft_conv import SUMS, ULPS, check, filters_close, make, sequences_close
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.reference import long_convolution as reference
 
@@ -32,9 +32,50 @@ def test_four_blocks(L, taps):
     check(make(3, 2, L, taps), gradients=False)
 
 
-@pytest.mark.parametrize("L, taps", [pytest.param(32768, 32768, marks=pytest.mark.slow), (20000, 50000)])
-def test_eight_blocks(L, taps):
+def test_eight_blocks():
+    """Of fp16; in bf16 a sequence is whole in a thread block. Forward, and mirrored."""
+    given = make(3, 2, 20000, 50000, "fp16")
+    y = check(given, gradients=False)
+    dy = y.detach().flip(0)
+    du, = torch.autograd.grad(y, given["u"], dy)
+    k, zeros = given["k"].detach(), torch.zeros_like(dy)
+    truth, peer = (reference.fft_conv_backward(to(dy), to(zeros), to(k))[0] for to in (torch.Tensor.double,
+                                                                                     torch.Tensor.float))
+    sequences_close(du, truth, peer, ULPS["fp16"], "du")
+
+
+@pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
+def test_whole_sequences(L, taps):
     check(make(3, 2, L, taps))
+
+
+def test_whole_sequences_with_gates_and_odd_lengths():
+    check(make(2, 2, 20001, 333, gates="pre post", d=True), gradients=False)
+
+
+@pytest.mark.slow  # gates and mirrored filters are whole sequences' each by itself
+def test_whole_sequences_gradients_with_gates():
+    check(make(2, 2, 32760, 333, gates="pre post", d=True))
+
+
+def test_one_tap_of_whole_sequences():
+    """Which one warp alone has."""
+    u, k = make(3, 2, 32768, 1)["u"].detach(), torch.zeros(2, 32768, device="cuda")
+    k[:, 1000] = 2.0
+    y = tkq.fft_conv(u, k)
+    assert not y[..., :1000].float().abs().max() > 2**-6
+    torch.testing.assert_close(y[..., 1000:], 2 * u[..., :-1000], rtol=2**-6, atol=2**-6)
+
+
+def test_nan_behind_the_ends_of_whole_sequences():
+    """Of tokens, of heads' filters, of sequences."""
+    given, n = make(3, 3, 20000, 20000), 20000
+    wide = torch.full((4, 4, 32768), math.nan, device="cuda", dtype=torch.bfloat16)
+    taps = torch.full((4, 32768), math.nan, device="cuda")
+    wide[:3, :3, :n], taps[:3, :n] = given["u"].detach(), given["k"].detach()
+    want = tkq.fft_conv(given["u"].detach(), given["k"].detach())
+    y = tkq.fft_conv(wide[:3, :3, :n], taps[:3, :n])
+    assert y.isfinite().all() and torch.equal(y, want)
 
 
 @pytest.mark.parametrize("B, L, taps", [(3, 262144, 262144), (1, 262136, 3), (2, 150001, 200000)])
@@ -128,7 +169,7 @@ def test_tiles_in_turn():
     assert torch.equal(found[0][:, 12:], apart[0]) and torch.equal(found[1][12:], apart[1])
 
 
-@pytest.mark.parametrize("B, L, causal", [(9, 4096, True), (7, 8192, True), (130, 1024, False)])
+@pytest.mark.parametrize("B, L, causal", [(9, 4096, True), (7, 8192, True), (130, 1024, False), (3, 20000, True)])
 def test_tiles_and_heads_in_turn(B, L, causal):
     """More heads than SMs and more tiles than warpgroups: each has several of both, the next one loaded ahead."""
     g = torch.Generator("cuda").manual_seed(0)
@@ -182,7 +223,7 @@ def test_circular_of_any_length():
     check(make(7, 2, 1100, 1500), causal=False)
 
 
-@pytest.mark.parametrize("L", [4096, 262144])
+@pytest.mark.parametrize("L", [4096, 32768, 262144])
 @pytest.mark.parametrize("signal", ["impulses", "constant", "alternating", "range", "tiny", "huge"])
 def test_hard_signals(signal, L):
     given = make(5, 3 if L == 4096 else 1, L, L)
@@ -205,7 +246,7 @@ def test_hard_signals(signal, L):
     check(given, gradients=signal not in ("tiny", "huge"))
 
 
-@pytest.mark.parametrize("L", [4096, 262144])
+@pytest.mark.parametrize("L", [4096, 32768, 262144])
 def test_filters_of_any_size(L):
     given = make(5, 3, L, L)
     with torch.no_grad():
@@ -237,7 +278,7 @@ def test_filters_of_any_size_in_turn():
 
 @pytest.mark.parametrize("L, causal, precision", [
     (63, True, "half"), (6000, True, "half"), (4096, False, "half"), (4096, False, "split"), (9000, True, "half"),
-    (250000, True, "half")])
+    (20000, True, "half"), (250000, True, "half")])
 def test_nan_and_infinities_stay_in_their_sequence(L, causal, precision):
     given = make(5, 2, L, L)
     u = given["u"].detach()
@@ -279,8 +320,9 @@ def test_nan_behind_the_ends_of_several_passes():
         assert y.isfinite().all() and torch.equal(y, want)
 
 
-def test_nan_in_a_filter_and_its_gradient():
-    given = make(2, 2, 262144, 262144)
+@pytest.mark.parametrize("L", [32768, 262144])
+def test_nan_in_a_filter_and_its_gradient(L):
+    given = make(2, 2, L, L)
     with torch.no_grad():
         given["k"][0, 77] = math.nan
     y = tkq.fft_conv(given["u"], given["k"])
@@ -291,7 +333,7 @@ def test_nan_in_a_filter_and_its_gradient():
     assert dk[0].isfinite().all() and dk[1].isnan().all()
 
 
-@pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192), (2, 262144)])
+@pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192), (50, 32768), (2, 262144)])
 def test_the_same_bits(B, L):
     given = make(B, 3, L, L)
     run = lambda: torch.autograd.grad(tkq.fft_conv(given["u"], given["k"]), (given["u"], given["k"]),
@@ -317,7 +359,7 @@ def test_partners_of_any_size():
 
 
 @pytest.mark.parametrize("L, causal, size", [(4096, True, -60), (8192, True, -60), (1024, False, -60),
-                                             (262144, True, -64)])
+                                             (32768, True, -60), (262144, True, -64)])
 def test_a_filters_gradient_of_tiny_numbers(L, causal, size):
     """What both spectra were divided by is together less than an fp32 has as a normal number."""
     given = make(3, 2, L, L)

@@ -5,6 +5,8 @@ from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_r
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
 from tkq.convolution.fft.spec import TRANSFORM_ROWS, FftSpec
+from tkq.convolution.fft.whole.launch import TAPS, filter_recipe
+from tkq.convolution.fft.whole.launch import gradient_recipe as whole_gradient_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -25,7 +27,7 @@ def shipped() -> list:
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
                                  _expectation(spec, gradient=True)))
-    return found + _filters() + _passes() + _millions() + _split()
+    return found + _filters() + _whole() + _passes() + _millions() + _split()
 
 
 def _filters() -> list:
@@ -38,6 +40,20 @@ def _filters() -> list:
                                  Expectation(instructions=("LDS.64", "STG.E.128"), absent=ABSENT)))
         found.append(Shipped(_name(spec, "filter-taps"), taps_recipe(spec),
                              Expectation(instructions=("LDG.E.64", "LDS.64"), absent=ABSENT)))
+    return found
+
+
+def _whole() -> list:
+    """Of whole sequences: what is beside the forward."""
+    found = []
+    for mirrored in (False, True):
+        name = f"fft_conv_filters-n32768-{'backward' if mirrored else 'forward'}"
+        found.append(Shipped(name, filter_recipe(mirrored),
+                             Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
+    found.append(Shipped("fft_conv_taps-n32768", TAPS, Expectation(instructions=("LDG.E.128", "STG.E"), absent=ABSENT)))
+    whole = FftSpec("bf16", 64, blocks=8)
+    found.append(Shipped(_name(whole, "filter-gradient"), whole_gradient_recipe(whole), Expectation(
+        48, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT, local_memory=160)))
     return found
 
 
@@ -109,9 +125,12 @@ def _name(s: FftSpec, what: str) -> str:
 
 
 def _expectation(s: FftSpec, gradient: bool = False) -> Expectation:
-    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left, which with up to 16 rows are none
-    of wgmma's, and two from the right, forth and back of each block; of the filter's gradient forth twice. Otherwise
-    four of each; split, three times as many."""
+    """Products of 64 x 64 x 64, of four steps of 16. In registers, two from the left for each input or output tile,
+    which with up to 16 rows are none of wgmma's, and two from the right, forth and back of each block; of the filter's
+    gradient forth twice. Of a whole sequence four of half a product (over n1), three in a loop, four, and one in a
+    loop. Otherwise four of each; split, three times as many."""
+    if s.whole and not gradient:  # addresses are kept, not made anew for each sequence
+        return Expectation(40, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT, local_memory=64)
     tensor = (48 if s.causal else 64) * (3 if s.split else 1)
     if gradient or s.in_registers:
         one = 8 * (2 if s.rows > 16 else 1)

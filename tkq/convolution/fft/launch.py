@@ -11,6 +11,8 @@ from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
+from tkq.convolution.fft.whole.launch import filter_gradient as whole_gradient
+from tkq.convolution.fft.whole.launch import spectra
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
@@ -19,7 +21,8 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
+    kernel = "whole.kernel:WholeSequence" if spec.whole else \
+        "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
         "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
@@ -42,6 +45,9 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
+    if spec.whole:
+        launcher(u, recipe(spec, config))(u, (*spectra(filter_of(g), conjugate), pre, post, y), min(SMS, B * H))
+        return y
     if spec.in_registers:
         blocks = min(SMS, H * tiles_of(spec, B))
         launcher(u, recipe(spec, config))(u, (tables(g, spec), pre, post, y), blocks)
@@ -132,6 +138,10 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 def _filter_gradient(g, dy, taps):
     """(H, taps), up to as many as tokens."""
+    rows = transform_rows(g.u.shape[2], g.causal, g.split)
+    if rows is not None and spec_of((g.u,), g).whole:
+        u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
+        return whole_gradient(u, dy, pre, post, spec_of((u, dy, pre, post), g))[:, :taps]
     if g.causal and (g.split or g.u.shape[2] > LONG):
         return long.filter_gradient(g, dy)[:, :taps]
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))

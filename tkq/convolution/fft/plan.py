@@ -9,7 +9,9 @@ SMS = 132
 
 def plan(spec: FftSpec, batch: int) -> FftConfig:
     """As many warpgroups as there are tiles of a head, up to a few: in registers 3 (where there is room for a fourth,
-    it is 0.81 to 0.96 as fast), others 2."""
+    it is 0.81 to 0.96 as fast), others 2. A whole sequence takes 4."""
+    if spec.whole:
+        return FftConfig(4)
     return FftConfig(min(3 if spec.in_registers else 2, max(1, tiles_of(spec, batch))))
 
 

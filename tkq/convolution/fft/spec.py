@@ -59,7 +59,7 @@ class FftSpec:
         """Sequences are brought below 2 ** (above + 1). A transform of 4096 of them, times a filter's spectrum below
         2 (1 + i), is then below 2 ** 15 in its length, as its parts are, in whatever order they are added; a sum of
         blocks' below fp16's 65504."""
-        return 6 if self.blocks <= 2 else 7 - (self.blocks.bit_length() - 1)
+        return 6 if self.blocks <= 2 or self.whole else 7 - (self.blocks.bit_length() - 1)
 
     @property
     def kept(self) -> int:
@@ -105,6 +105,11 @@ class FftSpec:
         """Is the transform of a tile's rows, too, two of half as many (`tables.halved_row`)? Of complex numbers these
         are half the work; of real ones, as causal tiles are, there is nothing to gain."""
         return not self.causal and not self.split
+
+    @property
+    def whole(self) -> bool:
+        """Does a thread block have a whole sequence in shared memory? See `whole.kernel.WholeSequence`."""
+        return not self.exact and self.blocks == BLOCKS[-1]
 
     @property
     def transforms(self) -> int:

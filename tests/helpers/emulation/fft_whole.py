@@ -1,0 +1,359 @@
+"""The kernel of whole sequences of `tkq.fft_conv` on a CPU: its own steps for all threads of a warpgroup at once, whose
+words are two arrays of 128 numbers, with these names in place of the DSL's and of tiles. What is fp16 there is rounded;
+sums are float64. Shared memory is swizzled as there."""
+import math
+from types import SimpleNamespace
+
+import numpy
+
+from tests.helpers.emulation.fft_columns import COL, ROW, THREADS, half
+from tkq.convolution.fft.sequences import Place
+from tkq.convolution.fft.whole import digits, filters, gradient, steps, taps, tokens
+from tkq.convolution.fft.whole.kernel import OUTER
+
+ELEMENTS = 64 * 64  # of a tile
+CURRENT = SimpleNamespace(warpgroup=0)
+
+
+class Words:
+    """Registers: words by number, or (one of two, which)."""
+
+    def __init__(self, shape):
+        self.held = numpy.full((math.prod(shape), 2, len(THREADS)), numpy.nan)
+        self.first = shape[0]
+
+    def at(self, i):
+        return i[0] + self.first * i[1] if isinstance(i, tuple) else i
+
+    def __getitem__(self, i):
+        return self.held[self.at(i)]
+
+    def __setitem__(self, i, word):
+        self.held[self.at(i)] = word
+
+
+class Numbers:
+    """The same, number by number."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __getitem__(self, i):
+        return self.held[i // 2, i % 2]
+
+    def __setitem__(self, i, x):
+        self.held[i // 2, i % 2] = x
+
+
+class Table:
+    """Of shared memory: [None, ..] is what a thread has of its first mode, as numbers."""
+
+    def __init__(self, *shape):
+        self.held = numpy.full(shape, numpy.nan)
+
+    def __setitem__(self, at, x):
+        self.held[at] = x
+
+    def __getitem__(self, at):
+        return self.held[(slice(None), *numpy.broadcast_arrays(*at[1:], THREADS)[:-1])]
+
+
+class RegTile:
+    def __init__(self, cols, dtype=None):
+        self.words = Words((cols // 4,))
+        self.tensor = Numbers(self.words.held)
+
+    def matrix(self):
+        found = numpy.empty((64, 64))
+        for j, r, e in numpy.ndindex(8, 2, 2):
+            found[ROW + 8 * r, 8 * j + COL + e] = self.words[2 * j + r][e]
+        return found
+
+    def fill(self, matrix):
+        for j, r, e in numpy.ndindex(8, 2, 2):
+            self.words.held[2 * j + r, e] = matrix[ROW + 8 * r, 8 * j + COL + e]
+
+
+class Tiles:
+    """A ring in shared memory, by number, also each thread's own."""
+
+    def __init__(self, n):
+        self.memory = numpy.full(n * ELEMENTS, numpy.nan)
+
+    def __getitem__(self, i):
+        return Tile(self.memory, i * ELEMENTS)
+
+
+class Tile:
+    def __init__(self, memory, first):
+        self.memory, self.first = memory, first
+        self.tensor = self
+        self.iterator = SimpleNamespace(toint=lambda: 2 * first)  # bytes
+
+    def place(self, row, col):
+        return self.first + row * 64 + ((col // 8) ^ (row % 8)) * 8 + col % 8
+
+    def __setitem__(self, at, x):
+        self.memory[self.place(*at)] = x
+
+    def matrix(self):
+        return self.memory[self.place(numpy.arange(64)[:, None], numpy.arange(64))]
+
+
+def store_matrices(address, *words):
+    """Row r of matrix m goes where lane 8 m + r says; lane 4 r + q has its columns 2 q, 2 q + 1."""
+    memory = CURRENT.tiles.memory
+    for t in THREADS:
+        warp, (r, q) = t // 32 * 32, divmod(t % 32, 4)
+        for m, word in enumerate(words):
+            memory[address[warp + 8 * m + r] // 2 + 2 * q:][:2] = word[:, t]
+
+
+def product(d, a, b, k=(0, 64), transposed=False, other=False):
+    a, b = (x.T if turn else x for x, turn in ((a.matrix(), transposed), (b.matrix(), other)))
+    d.fill(a[:, k[0]:k[1]] @ b[k[0]:k[1]])
+
+
+def complex_times(x, by, conjugate=False):
+    (re, im), (c, s) = x, by
+    s = -s if conjugate else s
+    return half(re * c - half(im * s)), half(re * s + half(im * c))
+
+
+def recast(x, to):
+    if isinstance(x, Words):
+        return Numbers(x.held) if to is half else x
+    return _words(x.held) if isinstance(x, Numbers) else x.reshape(-1, 2, len(THREADS))
+
+
+def _words(held):
+    found = Words((len(held),))
+    found.held = held
+    return found
+
+
+def local_tile(x, size, at):
+    part = slice(size[0] * at[0], size[0] * (at[0] + 1))
+    return _words(x.held[part]) if isinstance(x, Words) else x[part]
+
+
+def copy_words(src, dst):
+    dst.held[:] = src.held if isinstance(src, Words) else src
+
+
+def fill_words(dst, words):
+    for i, word in enumerate(words):
+        dst.words[i] = word
+
+
+TK = SimpleNamespace(
+    element_type=lambda name: name,
+    warpgroup_id=lambda: CURRENT.warpgroup, thread_in_warpgroup=lambda: THREADS, lane_id=lambda: THREADS % 32,
+    first_row=lambda: ROW, first_col=lambda: COL, WARPGROUP=128, rt=RegTile, mma_wait=lambda: None,
+    sync=lambda *barrier: None, store=lambda tile, x: tile.__setitem__(
+        (numpy.arange(64)[:, None], numpy.arange(64)), half(x.matrix())),
+    mm_AB=product, mm_ABt=lambda d, a, b: product(d, a, b, other=True),
+    mm_AtB=lambda d, a, b: product(d, a, b, transposed=True))
+NAMES = dict(
+    tk=TK, Float16=half, Float32=lambda x: x, Int32=lambda x: x, const_expr=bool,
+    root=lambda i, n: (numpy.cos(2 * numpy.pi * i / n), numpy.sin(2 * numpy.pi * i / n)),
+    cutlass=SimpleNamespace(range=lambda first, end, step, unroll: [numpy.arange(end)], range_constexpr=range,
+                            select_=numpy.where),
+    cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: Words(shape), local_tile=local_tile,
+                         autovec_copy=copy_words, recast_tensor=recast),
+    complex_times=complex_times, store_matrices=store_matrices, fill_words=fill_words,
+    numbers=lambda word: (word[0], word[1]), narrow_words=lambda acc: [half(word) for word in acc.words.held])
+
+
+def instead_of_the_dsl(monkeypatch):
+    for module in (digits, gradient, steps, tokens):
+        for name, value in NAMES.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(tokens.WholeTokens, "eight", eight)
+    monkeypatch.setattr(tokens, "vectors", SimpleNamespace(run_at=lambda y, at, n: SimpleNamespace(
+        iterator=SimpleNamespace(toint=lambda: Address(y, at[2]))), packed=packed))
+    monkeypatch.setattr(tokens, "_store16", store16)
+
+
+def eight(self, x, place, at):
+    """Of a sequence of numbers, zeros behind its end."""
+    token = at[1] + at[2]
+    found = numpy.stack([numpy.where(token + e < len(x), x[numpy.minimum(token + e, len(x) - 1)], 0)
+                         for e in range(8)])
+    return found.reshape(4, 2, -1)
+
+
+def packed(values, dtype):
+    found = Words((4,))
+    found.held[:] = numpy.stack(values).reshape(4, 2, -1)
+    return found
+
+
+class Address:
+    def __init__(self, of, token):
+        self.of, self.token = of, token
+
+    def __add__(self, size):
+        return Address(self.of, self.token + size // 2)
+
+
+def store16(address, *rest):
+    y, token, (*words, there) = address.of, address.token, rest
+    for e, x in enumerate(numpy.concatenate(words)):
+        assert numpy.isnan(y.values[token[there] + e]).all()
+        y.values[token[there] + e] = x[there]
+
+
+def spectra(taps, down, mirrored, monkeypatch):
+    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps times down."""
+    for name, value in dict(
+            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x), root=NAMES["root"],
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float16=half,
+            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)),
+            vectors=SimpleNamespace(packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
+                *at[1:4], at[4] + numpy.arange(n)[:, None])))).items():
+        monkeypatch.setattr(filters, name, value)
+    kernel, found = filters.FilterSpectra(mirrored), numpy.full((16, 4, 128, 8), numpy.nan)
+    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for group in range(filters.GROUPS):
+        kernel.over_n1.__wrapped__(kernel, z, taps, group, me, down)
+        kernel.over_a.__wrapped__(kernel, z, me)
+        kernel.over_b.__wrapped__(kernel, SimpleNamespace(spectra=found), z, 0, group, me)
+    return found
+
+
+def taps_of(sums, monkeypatch):
+    """(32768,), by the kernel of gradients, of sums (16, 8, 128, 4)."""
+    for name, value in dict(
+            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x),
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=None,
+            cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: numpy.empty((*shape, filters.THREADS)),
+                                 autovec_copy=lambda x, four: four.__setitem__(slice(None), x)),
+            vectors=SimpleNamespace(run_at=lambda of, at, n: of[(*at[1:4], at[4] + numpy.arange(n)[:, None])])).items():
+        monkeypatch.setattr(taps, name, value)
+    monkeypatch.setattr(filters, "root", NAMES["root"])
+    kernel, found = taps.FilterTaps(), numpy.zeros(digits.POINTS)
+    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for group in range(filters.GROUPS):
+        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, 0, group, me)
+        kernel.over_ka.__wrapped__(kernel, z, me)
+        kernel.over_k1.__wrapped__(kernel, z, found, group, me)
+    return found / digits.POINTS
+
+
+def filled():
+    """The factors, as a block fills them."""
+    first, rows, columns = (Tiles(1)[0] for _ in range(3))
+    f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(16, 4, 32))
+    digits.fill.__wrapped__(f, 0, 1)
+    return f
+
+
+def convolved(u, spectrum, spec):
+    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `arranged`,
+    not multiplied by what that was divided by."""
+    of, kernel, f, tiles = tokens.WholeTokens(spec, None), steps.Steps(), filled(), Tiles(digits.TILES)
+    CURRENT.tiles = tiles
+    groups = range(4)
+
+    def each(step):
+        found = []
+        for CURRENT.warpgroup in groups:
+            found.append([step(i) for i in range(steps.MINE)])
+        return found
+
+    def scatter(step, held):
+        tiles.memory[:] = numpy.nan
+        for CURRENT.warpgroup in groups:
+            for i in range(steps.MINE):
+                step(tiles, held[CURRENT.warpgroup][i], i)
+        assert numpy.isfinite(tiles.memory).all()
+
+    for CURRENT.warpgroup in groups:
+        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
+        of.ask.__wrapped__(of, asked, u, None, Place(0, 0, 0))
+        for i, x in enumerate(asked):
+            TK.store(tiles[tokens.MINE * CURRENT.warpgroup + i], x.u)
+    scatter(kernel.scatter_frequencies, each(lambda i: kernel.forth(tiles, f, i)))
+
+    def middle(i):
+        t, filters = steps.MINE * CURRENT.warpgroup + i, Words((4, 4))
+        filters.held[:] = spectrum[t].transpose(0, 2, 1).reshape(16, 2, 128)
+        kernel.middle.__wrapped__(kernel, tiles[t], f, filters, digits.of_columns(), 0)
+
+    each(middle)
+    scatter(kernel.scatter_tokens, each(lambda i: kernel.back(tiles, f, i)))
+    y = Outputs(len(u))
+
+    def last(i):
+        acc = RegTile(64)
+        kernel.last(acc, tiles, f, i)
+        of.store.__wrapped__(of, y, None, acc, 1 / OUTER, Place(0, 0, 0), steps.MINE * CURRENT.warpgroup + i)
+
+    each(last)
+    return y.values
+
+
+class Runs:
+    """Of a tile's sums, [None, run]: a thread's four numbers, each of them twice."""
+
+    def __init__(self):
+        self.runs = [Words((4,)) for _ in range(gradient.RUNS)]
+        for run in self.runs:
+            run.held[:] = 0
+
+    def __getitem__(self, at):
+        return self.runs[at[1]]
+
+
+def product_sums(pairs, spec):
+    """(16, 8, 128, 4): the sum of conj(V) W of pairs (v, w) that need no scale, divided by 2^16."""
+    kernel, found = gradient.WholeFilterGradient(spec, None), numpy.empty((16, gradient.RUNS, 128, 4))
+    each = [(wg, i) for wg in range(4) for i in range(gradient.MINE)]
+    for part in range(2):
+        f = digits.Factors(Tiles(1)[0], None, Tiles(1)[0], Tiles(1)[0], Table(4, 32, 16), Table(16, 4, 16))
+        digits.fill_half.__wrapped__(f, part, 0, 1)
+        sums = [Runs() for _ in each]
+        for v, w in pairs:
+            for to, of_v, of_w in zip(sums, half_spectrum(kernel, f, v), half_spectrum(kernel, f, w), strict=True):
+                kernel.add(to, NAMES["narrow_words"](of_v), of_w, 1.0)
+        for (wg, i), of in zip(each, sums, strict=True):
+            for run in range(gradient.RUNS):
+                found[gradient.TILES * part + gradient.MINE * wg + i, run] = of.runs[run].held[:, 0].T
+    return found
+
+
+def half_spectrum(kernel, f, x):
+    """Accumulators of all warpgroups, one tile after the other."""
+    tiles = CURRENT.tiles = Tiles(gradient.TILES)
+    for CURRENT.warpgroup in range(4):
+        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
+        kernel.tokens.ask.__wrapped__(kernel.tokens, asked, x, None, Place(0, 0, 0))
+        for i, of in enumerate(asked):
+            TK.store(tiles[gradient.MINE * CURRENT.warpgroup + i], of.u)
+    held = by_warpgroups(lambda i: kernel.over_n1(tiles, f, i))
+    tiles.memory[:] = numpy.nan
+    by_warpgroups(lambda i: kernel.scatter(tiles, held[gradient.MINE * CURRENT.warpgroup + i], i))
+    assert numpy.isfinite(tiles.memory).all()
+
+    def spectrum(i):
+        acc = RegTile(64)
+        kernel.steps.spectrum(acc, RegTile(64), tiles[gradient.MINE * CURRENT.warpgroup + i], f, digits.of_columns())
+        return acc
+
+    return by_warpgroups(spectrum)
+
+
+def by_warpgroups(step):
+    found = []
+    for CURRENT.warpgroup in range(4):
+        found += [step(i) for i in range(gradient.MINE)]
+    return found
+
+
+class Outputs:
+    """y, of as many tokens; each is written once."""
+
+    def __init__(self, n):
+        self.shape, self.values = (1, 1, n), numpy.full(n, numpy.nan)
