@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS
 from tkq.convolution.fft.tables import INFINITE, power
-from tkq.convolution.fft.tokens import EACH, Asked, Tokens, _load16, _store16
+from tkq.convolution.fft.tokens import EACH, Asked, Tokens, _load16, store16
 from tkq.convolution.fft.whole.digits import DIGITS, POINTS, digit_of
 from tkq.tile import vectors
 from tkq.tile.assembly import ptx
@@ -124,7 +124,7 @@ class WholeTokens:
             eight = vectors.packed(values, self.dtype)
             if const_expr(self.spec.vector > 1):
                 words = cute.recast_tensor(eight, Int32)
-                _store16(first + 2 * further, *[words[j] for j in range(4)], token + further < L)
+                store16(first + 2 * further, *[words[j] for j in range(4)], token + further < L)
             else:
                 for e in cutlass.range_constexpr(EACH):
                     if token + further + e < L:
