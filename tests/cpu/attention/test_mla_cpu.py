@@ -59,7 +59,9 @@ def test_tiles_that_tma_loads():
 
 
 def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
-    of = lambda page, heads, **spec: plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
+    def of(page, heads, **spec):
+        return plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
+
     assert of(64, 128).rise == 8 == of(128, 128, lse=True).rise
     assert not of(64, 16).rise and not of(16, 128).rise and not of(64, 128, sparse=True).rise
     assert not of(64, 128, float8=True).rise

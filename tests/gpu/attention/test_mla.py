@@ -65,10 +65,10 @@ def test_scales(scale):
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_scores_that_rise(noise):
-    """By so many powers of two with each block of 64 keys, in parts of 16 blocks: around the 8 by which they may without
-    rescaled sums, by more than floats can hold, and down; each alone, and beside each other in a tile. Without noise all
-    keys of a block weigh the same. Every second head's first block, and a third of the others, is -inf; pages are
-    skipped too."""
+    """By so many powers of two with each block of 64 keys, in parts of 16 blocks: around the 8 by which they may
+    without rescaled sums, by more than floats can hold, and down; each alone, and beside each other in a tile. Without
+    noise all keys of a block weigh the same. Every second head's first block, and a third of the others, is -inf; pages
+    are skipped too."""
     steps = torch.tensor([0.5, 7.9375, 8, 8.0625, 8.5, 40, -40, 0])
     cache = rising(make([2048, 1000, 65, 1025], 64), 64)
     for step in (*steps, steps.repeat(16)):
