@@ -7,8 +7,7 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 LISTS, LISTS_THAT_LIE, VIEWS = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
     "test_lists", "test_what_lies_gives_nan", "test_half_precision_and_views --slow"))
-OTHERS = (f"{TESTS}test_other_configs",)
-DIVIDED = (f"{TESTS}test_plans",)
+DIVIDED, RISING = (f"{TESTS}test_plans",), (f"{TESTS}test_scores_that_rise",)
 FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
     "test_pages", "test_lists_that_lie_give_nan"))
 
@@ -27,13 +26,6 @@ MUTANTS = (
         "mla", "tkq/attention/mla/producer.py",
         ("right_half_is_not_awaited", "smem.right_pipe.acquire_empty(right)", "", pressed("reads-mla")),
         ("pages_without_a_place", "if cute.arch.vote_any_sync(fault):", "if cute.arch.vote_all_sync(fault):", LIES)),
-    *family(
-        "mla", "tkq/attention/mla/bulk_producer.py",
-        ("second_piece_is_loaded_twice",
-         "self.load(g, tile, at, (page, row, column + i * panels), (ring.stage * panels, panels))",
-         "self.load(g, tile, at, (page, row, column), (ring.stage * panels, panels))", OTHERS),
-        ("rows_are_told_by_pieces", "self.tell(places, ring.stage // self.config.pieces, rows)",
-         "self.tell(places, ring.stage, rows)", OTHERS)),
     *family(
         "mla", "tkq/attention/mla/float8.py",
         ("scales_of_the_other_half", "upper * SCALE_BYTES + half * 8 + panel // 2 * 4)",
@@ -54,8 +46,9 @@ MUTANTS = (
         ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
         ("rest_of_q_is_that_before", "copy_panels(smem.q_rope, 0, rows, (8, 9))", "", PAGES),
         ("largest_scores_never_rise", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
-         "top = cutlass.select_(old == Float32(-Float32.inf), top, old)", OTHERS),
-        ("second_piece_is_the_first", "k=(i * columns, (i + 1) * columns))", "k=(0, columns))", OTHERS),
+         "top = cutlass.select_(old == Float32(-Float32.inf), top, old)", RISING),
+        ("largest_scores_rise_too_late", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
+         "top = cutlass.select_(top > old + Float32(16 * self.config.rise), top, old)", RISING),
         ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
     *family(
         "mla", "tkq/attention/mla/values.py",

@@ -66,7 +66,6 @@ from .memory import (
     load_async,
     load_elements,
     prefetch,
-    prefetch_tile,
     publish,
     store_async,
     store_wait,

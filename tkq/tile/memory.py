@@ -130,9 +130,8 @@ class gl:
         return _tiler("gl", self.tensor, self.type)[0]
 
     def _partition(self, what, tile: SharedTile, coord):
-        loads = what in ("load_async", "prefetch_tile")
-        if loads != (self.made_by == "gl.load"):
-            allowed = "gl.load" if loads else "gl.store and gl.add"
+        if (what == "load_async") != (self.made_by == "gl.load"):
+            allowed = "gl.load" if what == "load_async" else "gl.store and gl.add"
             raise TypeError(f"{what}: the descriptor is a {self.made_by}, allowed is {allowed}")
         if not isinstance(tile, SharedTile) or tile.stage is None:
             raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {tile}")
@@ -193,14 +192,6 @@ def prefetch(*descriptors: gl):
     for g in descriptors:
         _descriptor("prefetch", g)
         cpasync.prefetch_descriptor(g.atom)
-
-
-def prefetch_tile(dst: SharedTile, src: gl, coord):
-    """Bring into L2 what ``load_async`` with the same three will read; of a multicast tile this block's part. Nothing
-    is written, and nothing has to wait for it. One whole warp."""
-    _descriptor("prefetch_tile", src)
-    _, g = src._partition("prefetch_tile", dst, coord)
-    cute.prefetch(src.atom, g)
 
 
 def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):

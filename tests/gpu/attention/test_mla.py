@@ -6,13 +6,10 @@ import torch
 
 import tkq
 from tests.helpers.attention.kv_cache import ENDS, queries
-from tests.helpers.attention.mla import SCALE, apart, call, compare, judge_all, make
+from tests.helpers.attention.mla import SCALE, apart, call, compare, judge_all, make, rising
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.decode.launch import make_plan
 from tkq.attention.decode.planned import Planned
-from tkq.attention.mla import launch
-from tkq.attention.mla.check import Call, Options
-from tkq.attention.mla.config import MlaConfig
 from tkq.reference import decode as plans
 from tkq.reference import mla as reference
 
@@ -54,31 +51,6 @@ def test_plans(lengths):
     assert torch.equal(make_plan(seqlens.cuda(), of).cpu(), plans.plan_decode(seqlens, None, of, parts))
 
 
-@pytest.mark.parametrize("config", [
-    MlaConfig(multicast=2, ahead=3, pieces=2, rise=8),
-    *(pytest.param(MlaConfig(**given), marks=pytest.mark.slow) for given in (
-        dict(multicast=1, ahead=3, pieces=2, rise=8), dict(multicast=2, ahead=1), dict(multicast=2, pieces=2),
-        dict(ahead=2, rise=8)))], ids=str)
-def test_other_configs(config):
-    """Those that are not planned yet: rows whose largest score rises a little, and much; skipped pages; pages of
-    several tiles, with gaps."""
-    lengths = [*LENGTHS, 8192, 3000]
-    for page, scale in ((64, 1.0), (128, 60.0)):
-        cache, q = make(lengths, page), queries(len(lengths), 1, 128, 576) * scale
-        cache = cache._replace(k=apart(cache.k))
-        plan = tkq.plan_decode(cache.lengths, 128, 1, 576, head_dim_v=512)
-        out = torch.full((*q.shape[:3], 512), math.nan, device="cuda", dtype=q.dtype)
-        given = Call(q, cache.k, cache.table, cache.lengths, plan), Options(SCALE, return_lse=True), out
-        o, lse, *_ = launch.decode(*given, config=config)
-        judge_all(o, lse, q, cache, f"{config}, pages of {page}")
-        table = cache.table.clone()
-        table[-1, 3:5] = -1
-        o, lse, *_ = launch.decode(given[0]._replace(block_table=table), *given[1:], config=config)
-        truth, true_lse = reference.mla_decode(q.double(), cache.k.double(), table, cache.lengths, SCALE)
-        torch.testing.assert_close(o[-1].double(), truth[-1], rtol=0.02, atol=0.02)
-        torch.testing.assert_close(lse[-1], true_lse[-1], rtol=1e-4, atol=1e-3)
-
-
 def test_half_precision():
     lengths = [1, 64, 1000, 0, 777, 3000]
     with poisoned():
@@ -89,6 +61,26 @@ def test_half_precision():
 def test_scales(scale):
     """Rows of equal weights, and rows of one key."""
     compare(queries(2, 1, 16, 576) * scale, make([700, 5000], 16), f"scale {scale}", softmax_scale=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_scores_that_rise(noise):
+    """By so many powers of two with each block of 64 keys, in parts of 16 blocks: around the 8 by which they may
+    without rescaled sums, by more than floats can hold, and down; each alone, and beside each other in a tile. Without
+    noise all keys of a block weigh the same. Every second head's first block, and a third of the others, is -inf; pages
+    are skipped too."""
+    steps = torch.tensor([0.5, 7.9375, 8, 8.0625, 8.5, 40, -40, 0])
+    cache = rising(make([2048, 1000, 65, 1025], 64), 64)
+    for step in (*steps, steps.repeat(16)):
+        q = queries(4, 1, 128, 576) * noise
+        q[..., 512], q[..., 513] = step.cuda(), torch.tensor([0, 2], device="cuda").repeat(64)
+        given = dict(softmax_scale=math.log(2), batch_invariant=True)
+        with poisoned():
+            compare(q, cache, f"by {step.tolist()}", **given)
+    table, keys = cache.table.clone(), [(k[64:], v[64:]) for k, v in cache.keys]
+    table[:, 0] = -1
+    o, lse = call(q, cache._replace(table=table), **given)
+    judge_all(o, lse, q, cache._replace(keys=keys), "without the first page", **given)
 
 
 def test_fixed_splits_do_not_depend_on_the_batch():

@@ -9,9 +9,6 @@ from tests.helpers.attention import mla_sparse
 from tests.helpers.attention.kv_cache import queries
 from tests.helpers.attention.mla import SCALE, apart
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.attention.mla import launch
-from tkq.attention.mla.check import Call, Options
-from tkq.attention.mla.config import MlaConfig
 
 ENDS = [0, 1, 63, 64, 65, 127, 129, 400]
 
@@ -39,18 +36,6 @@ def test_half_precision_and_views():
     lists = mla_sparse.with_ends(mla_sparse.make(8, 2, 100, 24, "queries", torch.float16), ENDS)
     indices = torch.cat((lists.indices, lists.indices + 1), -1)[..., :100]
     mla_sparse.compare(q, lists._replace(cache=apart(lists.cache), indices=indices))
-
-
-@pytest.mark.slow  # not planned yet
-def test_rows_that_are_brought_near_are_the_same():
-    """Lists with holes, of all lengths; and some that lie, of which nothing is brought near."""
-    q, lists = queries(8, 2, 128, 576), mla_sparse.with_ends(mla_sparse.make(8, 2, 400, 16, "queries"), ENDS)
-    for indices in (lists.indices, lists.indices.masked_fill(lists.indices % 50 == 7, 1 << 30)):
-        plan = tkq.plan_decode(lists.lengths.flatten(), 128, 1, 576, head_dim_v=512)
-        call = Call(q, lists.cache[:, :, None], None, None, plan, indices, lists.lengths)
-        given = call, Options(SCALE, return_lse=True)
-        for now, near in zip(launch.decode(*given)[:2], launch.decode(*given, config=MlaConfig(ahead=2))[:2]):
-            torch.testing.assert_close(near, now, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.slow  # that of dense caches runs every day

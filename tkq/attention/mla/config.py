@@ -8,24 +8,23 @@ class MlaConfig:
     tiles of the left half, of which the scores are ahead. multicast: blocks of a cluster, for which TMA loads each
     tile; 0: cp.async does, from pages of any size. pdl: the launch lies under the end of the kernel before.
 
-    ahead: which block of keys behind the one that is loaded is brought into L2; 0: none. pieces: of a half that are
-    awaited and released by themselves, 1 or with TMA 2. rise: powers of two by which a row's largest score may grow
-    before its sums are rescaled."""
+    rise: powers of two by which a row's largest score may exceed the one that its exponentials are relative to, before
+    that one follows and the sums are rescaled. Results are the same but for rounding: the row's log-sum-exp and its
+    weights hold for any number that is subtracted. Exponentials are then at most 2^rise, below the largest fp16 up to
+    15, and where the largest score lies between them, at least 1, so that no more of them vanish; n keys sum up to
+    n * 2^rise at most in fp32, below 2^47 of its 2^128 for 2^31 keys, and values to that times the largest of them. The
+    first block's largest score is taken whatever it is, as all but -inf exceeds -inf."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
     deep: int = 3
     multicast: int = 0
     pdl: bool = True
-    ahead: int = 0
-    pieces: int = 1
     rise: int = 0
 
     def __post_init__(self):
-        if self.pieces not in (1, 2):
-            raise ValueError(f"MlaConfig: pieces is {self.pieces}, allowed are 1 and 2")
-        if not self.multicast and self.pieces > 1:
-            raise ValueError(f"MlaConfig: pieces is {self.pieces}, multicast is 0; allowed without TMA is 1")
+        if not 0 <= self.rise <= 15:
+            raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
 
     @property
     def cluster(self) -> int:

@@ -4,9 +4,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.decode.copies import copy16, prefetch
+from tkq.attention.decode.copies import copy16
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.mla.spec import HEAD_DIM
 from tkq.attention.mla.tiles import rows_of
 
 PANEL, WARP_ROWS = 128, 16  # bytes of a row in one of a tile's panels; rows of a tile that a warp has
@@ -31,13 +30,6 @@ def copy_panels(tile, stage, rows, source, to=0):
         at = at + Int64(chunk * 16)
         for panel in range(first, end):
             copy16(place + (panel - first) * (ROWS * PANEL), at + panel * PANEL, size)
-
-
-def prefetch_row(at):
-    """The row of this lane at an address comes into L2; 0: none."""
-    there = cutlass.select_(at != Int64(0), Int32(1), Int32(0))
-    for line in range(HEAD_DIM * 2 // PANEL):
-        prefetch(at + Int64(PANEL * line), there)
 
 
 def query_rows(g, s):

@@ -48,8 +48,6 @@ class Mla:
     """
 
     def __init__(self, spec, config):
-        if spec.float8 and config.ahead:
-            raise NotImplementedError(f"MlaConfig: ahead is {config.ahead}, allowed with float8 rows is 0")
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
         many = BulkProducer if config.multicast else Producer
         self.producer = (Float8Producer if spec.float8 else many)(spec, config)
@@ -110,6 +108,9 @@ class Mla:
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
         keys, deep, float8 = self.config.keys, self.config.deep, self.spec.float8
+        many = self.config.multicast
+        pipe = lambda stages, tile, copies=tk.WARPGROUP: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
+            stages, 0, 4, producers=4, copies=copies)
         ring = lambda columns, stages, rows=keys: al.tile(tk.st(rows, columns, self.dtype), stages)
         left, right, rope, p = ring(HALF, deep), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
         q_rope, last, whole = ring(64, 1, ROWS), ring(HALF // 2, 1, ROWS), tk.st(ROWS, HALF, self.dtype)
@@ -117,19 +118,12 @@ class Mla:
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
         raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
         scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
+        copies = 0 if float8 else tk.WARPGROUP
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
-                      al.vector(FIELDS, AHEAD, Int32), self.pipe(al, left), self.pipe(al, right),
-                      self.pipe(al, rope, False), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12),
-                      al.semaphores(PAIR), raw, scales)
-
-    def pipe(self, al, tile, half=True):
-        """Of tiles by TMA, halves in their pieces; or by copies of all producer threads, of which float8 halves have
-        none."""
-        many, pieces = self.config.multicast, self.config.pieces if half else 1
-        if many:
-            return al.pipe(tile.stages * pieces, tile.type.bytes // pieces, 4, many)
-        return al.pipe(tile.stages, 0, 4, producers=4, copies=0 if half and self.spec.float8 else tk.WARPGROUP)
+                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
+                      pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
+                      raw, scales)
 
     @cute.kernel
     def kernel(self, g: Globals):

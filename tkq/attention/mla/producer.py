@@ -1,13 +1,13 @@
 """The four producer warps: they find the rows of the latent cache, and copy them into shared memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.producer import Producer as Copies
 from tkq.attention.decode.walk import END, Walk, X
-from tkq.attention.mla.copies import GROUPS, copy_panels, prefetch_row, row_of
+from tkq.attention.mla.copies import GROUPS, copy_panels, row_of
 from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.tiles import own
 
@@ -22,7 +22,7 @@ class Producer:
 
     def __init__(self, spec, config):
         self.pages = (Indices if spec.sparse else Pages)(spec, config)
-        self.copies, self.walk, self.config = Copies(spec, config), Walk(spec), config
+        self.copies, self.walk = Copies(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -37,9 +37,6 @@ class Producer:
                                            self.walk.slot(g, s, s.split)))
                 note(smem, slot, Int32(0))
                 page, row, seen = self.pages.find(g, s, s.first)
-                far = page, row, seen
-                if const_expr(self.config.ahead > 0):
-                    far = self.pages.find(g, s, s.first + self.config.ahead)
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     there, fault = self.pages.judge(g, page, seen)
                     rows = self.rows(self.pages.address(g.k, s, page, row, there))
@@ -51,8 +48,6 @@ class Producer:
                         note(smem, slot, Int32(1))
                     copy_panels(smem.left, left.stage, rows, (0, 4))
                     self.copies.done(smem.left_pipe, left)
-                    if const_expr(self.config.ahead > 0):
-                        far = self.near(g, s, block + self.config.ahead, far)
                     smem.rope_pipe.acquire_empty(rope)
                     copy_panels(smem.rope, rope.stage, rows, (8, 9))
                     self.copies.done(smem.rope_pipe, rope)
@@ -61,13 +56,6 @@ class Producer:
                     self.copies.done(smem.right_pipe, right)
             self.walk.advance(g, at, s)
         announce(smem, announced, (Int32(-1),))
-
-    def near(self, g, s, block, far):
-        """This lane's row of a block comes into L2. Where that of the next one is."""
-        page, row, seen = far
-        there, _ = self.pages.judge(g, page, seen & (block < s.end))
-        prefetch_row(self.pages.address(g.k, s, page, row, there))
-        return self.pages.find(g, s, block + 1)
 
     def rows(self, address):
         """Of the rows that this lane copies, from the lanes that looked them up."""

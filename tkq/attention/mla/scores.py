@@ -13,7 +13,7 @@ from tkq.attention.mla.copies import copy_panels, query_rows
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
-from tkq.attention.mla.tiles import lane_now, length_of, piece, rows_of, see_tile
+from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
 
 class Scores:
@@ -31,7 +31,7 @@ class Scores:
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
-                     deep=tk.ring(self.config.deep), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
+                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
 
     @cute.jit
     def run(self, g, smem):
@@ -93,19 +93,14 @@ class Scores:
     @cute.jit
     def block(self, g, smem, regs, block):
         deep, pair = regs.deep.stage, regs.pair.stage
-        columns, last = HALF // self.config.pieces, self.config.pieces - 1
-        for i in cutlass.range_constexpr(self.config.pieces):
-            smem.left_pipe.wait(piece(self.config, regs.deep, i))
-            see_tile(self.config)
-            (tk.mma_ABt if const_expr(i) else tk.mm_ABt)(regs.s, regs.q_left, smem.left[deep],
-                                                         k=(i * columns, (i + 1) * columns))
+        smem.left_pipe.wait(regs.deep)
+        see_tile(self.config)
+        tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
         smem.rope_pipe.wait(regs.pair)
-        smem.right_pipe.wait(piece(self.config, regs.pair, 0))
+        smem.right_pipe.wait(regs.pair)
         see_tile(self.config)
         tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
         tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
-        if const_expr(last):
-            smem.right_pipe.wait(piece(self.config, regs.pair, last))
         tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
         tk.mma_wait(0)
         tk.arrive(smem.scored[pair])
@@ -130,7 +125,7 @@ class Scores:
         tk.mul(regs.shift, regs.shift, g.scale)
         for r in cutlass.range_constexpr(2):
             old, top = regs.max.tensor[r], cute.arch.fmax(regs.max.tensor[r], regs.shift.tensor[r])
-            if const_expr(self.config.rise > 0):  # up to there exponentials only grow, and are exact all the same
+            if const_expr(self.config.rise > 0):  # see MlaConfig
                 top = cutlass.select_(top > old + Float32(self.config.rise), top, old)
             regs.max.tensor[r] = top
         tk.finite_or_zero(regs.shift, regs.max)

@@ -1,6 +1,4 @@
 """Which tile of a task's rows a block of threads has: blocks beside each other have one each, and the same keys."""
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -49,18 +47,6 @@ def rows_of(x, g, s):
         at = at + cutlass.Int64(first) * query
     at = at.align(16)
     return cute.make_tensor(at, cute.make_layout(((g.group, g.queries), x.shape[3]), stride=((head, query), 1)))
-
-
-class Piece(NamedTuple):
-    """The place of a piece of a half in its pipe, as a ``tk.Ring`` says it."""
-
-    stage: Int32
-    phase: Int32
-
-
-def piece(config, ring, i):
-    """Piece i of the half at this place of the ring of tiles."""
-    return ring if config.pieces == 1 else Piece(config.pieces * ring.stage + i, ring.phase)
 
 
 def see_tile(config):

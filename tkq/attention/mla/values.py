@@ -8,7 +8,7 @@ import tkq.tile as tk
 from tkq.attention.mla.output import ALL, INVERSE_IS_READ, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Values as State
-from tkq.attention.mla.tiles import piece, see_tile
+from tkq.attention.mla.tiles import see_tile
 from tkq.tile.assembly import ptx
 
 
@@ -21,7 +21,7 @@ class Values:
     @cute.jit
     def run(self, g, smem):
         ring = smem.p_pipe.ring
-        regs = State(o=(tk.rt_fl(HALF // 2), tk.rt_fl(HALF // 2)), correct=tk.rv(), deep=tk.ring(self.config.deep),
+        regs = State(o=(tk.rt_fl(HALF // 2), tk.rt_fl(HALF // 2)), correct=tk.rv(), deep=smem.left_pipe.ring(),
                      pair=ring(), ahead=ring(), segment=smem.segment_pipe.ring())
         tk.sync_arrive(INVERSE_IS_READ, ALL)
         smem.segment_pipe.wait(regs.segment)
@@ -61,8 +61,7 @@ class Values:
         pair = regs.pair.stage
         tile, pipe, ring = (smem.left, smem.left_pipe, regs.deep) if self.left else (
             smem.right, smem.right_pipe, regs.pair)
-        for i in cutlass.range_constexpr(self.config.pieces):
-            pipe.wait(piece(self.config, ring, i))
+        pipe.wait(ring)
         see_tile(self.config)  # P's writers have published it
         smem.p_pipe.wait(regs.pair)
         if const_expr(self.config.multicast):
@@ -79,23 +78,14 @@ class Values:
             if more:
                 tk.wait(smem.scored[regs.ahead.stage], regs.ahead.phase)
                 regs.ahead.advance()
-        self.products(smem, regs, tile, (pipe, ring))
+        for part in cutlass.range_constexpr(2):
+            tk.mma_AB(regs.o[part], smem.p[pair], tile[ring.stage], b_part=part)
+        tk.mma_wait(0)
+        smem.p_pipe.release(regs.pair)
+        pipe.release(ring)
         regs.pair.advance()
         if const_expr(self.left):
             regs.deep.advance()
-
-
-    def products(self, smem, regs, tile, at):
-        """Each 128 columns of O, and of the tile, which is released by pieces."""
-        (pipe, ring), pieces = at, self.config.pieces
-        for part in range(2):
-            tk.mma_AB(regs.o[part], smem.p[regs.pair.stage], tile[ring.stage], b_part=part)
-        for i in range(pieces - 1):
-            tk.mma_wait(1)
-            pipe.release(piece(self.config, ring, i))
-        tk.mma_wait(0)
-        smem.p_pipe.release(regs.pair)
-        pipe.release(piece(self.config, ring, pieces - 1))
 
 
 @dsl_user_op

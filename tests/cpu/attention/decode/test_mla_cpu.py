@@ -12,7 +12,6 @@ from tkq.attention.decode import words
 from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.config import MlaConfig
-from tkq.attention.mla.kernel import Mla
 from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
@@ -57,6 +56,21 @@ def test_tiles_that_tma_loads():
     assert all(found[page, heads] == 0 for page in (1, 32, 96) for heads in (16, 128, 192))
     assert all(found[page, 16] == 1 == found[page, 192] and found[page, 128] == 2 for page in (64, 192))
     assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
+
+
+def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
+    def of(page, heads, **spec):
+        return plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
+
+    assert of(64, 128).rise == 8 == of(128, 128, lse=True).rise
+    assert not of(64, 16).rise and not of(16, 128).rise and not of(64, 128, sparse=True).rise
+    assert not of(64, 128, float8=True).rise
+
+
+@pytest.mark.parametrize("rise", [-1, 16])
+def test_a_config_refuses_by_name(rise):
+    with pytest.raises(ValueError, match=f"rise is {rise}, allowed are 0 to 15"):
+        MlaConfig(rise=rise)
 
 
 def test_float8_rows_are_of_each_block_alone():
@@ -219,14 +233,6 @@ def test_a_spec_refuses_by_name():
 
     with pytest.raises(NotImplementedError, match="dtype is 'fp16', float8 is True"):
         MlaSpec("fp16", float8=True)
-
-
-def test_a_config_refuses_by_name():
-    for said, given in (("pieces is 3", dict(pieces=3, multicast=1)), ("pieces is 2, multicast is 0", dict(pieces=2))):
-        with pytest.raises(ValueError, match=said):
-            MlaConfig(**given)
-    with pytest.raises(NotImplementedError, match="ahead is 1, allowed with float8 rows is 0"):
-        Mla(MlaSpec("bf16", float8=True), MlaConfig(deep=2, ahead=1))
 
 
 def _float8(**changed):

@@ -160,9 +160,6 @@ MOVES = {
     "store_a_load": (
         lambda g, t, s, d: tk.store_async(g, t[0], (0, 0)),
         TypeError, "store_async: the descriptor is a gl.load, allowed is gl.store and gl.add"),
-    "prefetch_a_store": (
-        lambda g, t, s, d: tk.prefetch_tile(t[0], d, (0, 0)),
-        TypeError, "prefetch_tile: the descriptor is a gl.store, allowed is gl.load"),
     "load_sem": (
         lambda g, t, s, d: tk.load_async(t[0], g, (0, 0), None),
         TypeError, "load_async: sem is None, allowed is a Semaphore"),

@@ -239,9 +239,6 @@ BLOCKS = {
     "prefetch_tensor": (
         lambda x: tk.prefetch(x),
         TypeError, "prefetch: the global operand is .*allowed is a descriptor"),
-    "prefetch_tile_src": (
-        lambda x: tk.prefetch_tile(one(64, 64), None, (0, 0)),
-        TypeError, "prefetch_tile: the global operand is None, allowed is a descriptor"),
     "load_src": (
         lambda x: tk.load_async(one(64, 64), None, (0, 0), sem()),
         TypeError, "load_async: the global operand is None, allowed is a descriptor"),

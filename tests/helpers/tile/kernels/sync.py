@@ -39,7 +39,6 @@ class PipeSum:
         for i in cutlass.range(n, unroll=1):
             sem = pipe.acquire(r)
             tk.load_async(tiles[r.stage], x, (i, 0, 0), sem)
-            tk.prefetch_tile(tiles[r.stage], x, (i + self.stages, 0, 0))  # also of tiles that there are not
             r.advance()
 
     @cute.jit
