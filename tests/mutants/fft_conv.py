@@ -14,6 +14,7 @@ OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for
 CIRCLE, SPIKE, HEADS_OF_ANY_SIZE = ((f"{TESTS}{name}",) for name in (
     "test_circular[4096-4096]", "test_filters_of_one_frequency", "test_filters_of_any_size_in_turn"))
 HEADS_LOADS = pressed("loads-fft_heads")
+RING = ("tests/cpu/convolution/test_fft_conv_ring.py::test_tiles_and_their_heads[two-blocks]",)
 WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TESTS}{name}",) for name in (
     "test_whole_sequences[32768-32768]", "test_nan_behind_the_ends_of_whole_sequences",
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
@@ -104,7 +105,10 @@ MUTANTS = (
          "there = vectors.run_at(self.spectra, (self.first, 0), self.words).iterator.toint()", IN_TURN),
         ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_LOADS),
         ("table_read_before_it_is_there",
-         "tk.wait(self.full[self.at[0] % self.places], (self.at[0] // self.places) & 1)", "", HEADS_LOADS),
+         "tk.wait(self.full[at[0] % self.places], (at[0] // self.places) & 1)", "", HEADS_LOADS),
+        ("table_not_awaited_that_a_warpgroup_goes_past",
+         "self.arrived(at)\ntk.arrive(self.empty[at[0] % self.places])", "tk.arrive(self.empty[at[0] % self.places])",
+         RING),
         ("scale_of_the_first_place", "return self.memory[self.words - 4, self.at[0] % self.places].bitcast(Float32)",
          "return self.memory[self.words - 4, 0].bitcast(Float32)", HEADS_OF_ANY_SIZE)),
     *family(

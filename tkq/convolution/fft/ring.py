@@ -78,8 +78,8 @@ class SpectraRing:
 
     @cute.jit
     def next(self, at):
-        """Also of a head of which the warpgroup has no tile: whether its place is full is known by the parity of a turn,
-        that of the head before the last one in this place is the same, and its load may still be on its way."""
+        """From a head whose table is there, be it one of which the warpgroup has no tile: a turn of its place is known
+        by parity alone, so that with this head's load on its way the next one's would seem to be there."""
         self.arrived(at)
         tk.arrive(self.empty[at[0] % self.places])
         at[0] = at[0] + 1
