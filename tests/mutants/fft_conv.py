@@ -14,7 +14,6 @@ OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for
 CIRCLE, SPIKE, HEADS_OF_ANY_SIZE = ((f"{TESTS}{name}",) for name in (
     "test_circular[4096-4096]", "test_filters_of_one_frequency", "test_filters_of_any_size_in_turn"))
 HEADS_LOADS = pressed("loads-fft_heads")
-RING = ("tests/cpu/convolution/test_fft_conv_ring.py::test_tiles_and_their_heads[two-blocks]",)
 WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TESTS}{name}",) for name in (
     "test_whole_sequences[32768-32768]", "test_nan_behind_the_ends_of_whole_sequences",
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
@@ -108,7 +107,7 @@ MUTANTS = (
          "tk.wait(self.full[at[0] % self.places], (at[0] // self.places) & 1)", "", HEADS_LOADS),
         ("table_not_awaited_that_a_warpgroup_goes_past",
          "self.arrived(at)\ntk.arrive(self.empty[at[0] % self.places])", "tk.arrive(self.empty[at[0] % self.places])",
-         RING),
+         TWO_IN_TURN),
         ("scale_of_the_first_place", "return self.memory[self.words - 4, self.at[0] % self.places].bitcast(Float32)",
          "return self.memory[self.words - 4, 0].bitcast(Float32)", HEADS_OF_ANY_SIZE)),
     *family(

@@ -1,4 +1,4 @@
-"""Filters' spectra in a ring, of the heads that a block's tiles belong to: each tile is multiplied by its own head's."""
+"""Filters' spectra in a ring, of heads that a block's tiles belong to: each tile is multiplied by its own head's."""
 import random
 from types import SimpleNamespace
 

@@ -184,6 +184,8 @@ def test_tiles_and_heads_in_turn(B, L, causal):
         du0, dk0 = torch.autograd.grad(y0, alone, u.detach().flip(0)[:, h:h + 1])
         assert torch.equal(y[:, h:h + 1], y0) and torch.equal(du[:, h:h + 1], du0), h
         assert (dk[h] - dk0[0]).norm() <= 1e-5 * dk0.norm(), h  # of sums in another order
+    for h in range(140):  # each begins at another place of a block's tiles
+        assert torch.equal(y[:, h:h + 1], tkq.fft_conv(u[:, h:h + 1].detach(), k[h:h + 1].detach(), None, causal)), h
     assert y.isfinite().all()
 
 

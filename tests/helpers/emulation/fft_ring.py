@@ -1,6 +1,6 @@
-"""The ring of filters' spectra of `tkq.fft_conv` on a CPU: its own steps, and the tiles that the kernel's own code gives
-a block, by threads of which one at a time goes on, in any order. Semaphores know a phase by its parity alone, and loads
-land in any order."""
+"""The ring of filters' spectra of `tkq.fft_conv` on a CPU: its own steps, and the tiles that the kernel's own code
+gives a block, by threads of which one at a time goes on, in any order. Semaphores know a phase by its parity alone, and
+loads land in any order."""
 import contextlib
 import random
 import threading
