@@ -104,7 +104,10 @@ MUTANTS = (
          "there = vectors.run_at(self.spectra, (self.first, 0), self.words).iterator.toint()", IN_TURN),
         ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_LOADS),
         ("table_read_before_it_is_there",
-         "tk.wait(self.full[self.at[0] % self.places], (self.at[0] // self.places) & 1)", "", HEADS_LOADS),
+         "tk.wait(self.full[at[0] % self.places], (at[0] // self.places) & 1)", "", HEADS_LOADS),
+        ("table_not_awaited_that_a_warpgroup_goes_past",
+         "self.arrived(at)\ntk.arrive(self.empty[at[0] % self.places])", "tk.arrive(self.empty[at[0] % self.places])",
+         TWO_IN_TURN),
         ("scale_of_the_first_place", "return self.memory[self.words - 4, self.at[0] % self.places].bitcast(Float32)",
          "return self.memory[self.words - 4, 0].bitcast(Float32)", HEADS_OF_ANY_SIZE)),
     *family(

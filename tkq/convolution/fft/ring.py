@@ -63,7 +63,11 @@ class SpectraRing:
         at = self.at
         if at[0] < head - self.first:
             self.next(at)
-        tk.wait(self.full[self.at[0] % self.places], (self.at[0] // self.places) & 1)
+        self.arrived(at)
+
+    def arrived(self, at):
+        """Its table is there."""
+        tk.wait(self.full[at[0] % self.places], (at[0] // self.places) & 1)
 
     @cute.jit
     def leave(self):
@@ -74,6 +78,9 @@ class SpectraRing:
 
     @cute.jit
     def next(self, at):
+        """From a head whose table is there, be it one of which the warpgroup has no tile: a turn of its place is known
+        by parity alone, so that with this head's load on its way the next one's would seem to be there."""
+        self.arrived(at)
         tk.arrive(self.empty[at[0] % self.places])
         at[0] = at[0] + 1
         self.ask(at[0])
