@@ -173,7 +173,7 @@ def instead_of_the_dsl(monkeypatch):
     monkeypatch.setattr(tokens.WholeTokens, "eight", eight)
     monkeypatch.setattr(tokens, "vectors", SimpleNamespace(run_at=lambda y, at, n: SimpleNamespace(
         iterator=SimpleNamespace(toint=lambda: Address(y, at[2]))), packed=packed))
-    monkeypatch.setattr(tokens, "_store16", store16)
+    monkeypatch.setattr(tokens, "store16", store16)
 
 
 def eight(self, x, place, at):
