@@ -106,13 +106,20 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
 
 
-def over_values(columns: int, make) -> Made:
-    """The sum of `make(part)` over parts of V's columns, of which an operand in K's place may have 128 at most, and
-    their states (B, HV, V, K) as one."""
+def parts_of(columns: int) -> tuple[slice, ...]:
+    """V's columns in parts, of which an operand in K's place may have 128 at most; the first is the widest."""
     if columns <= NARROW:
-        return make(slice(None))
+        return (slice(None),)
     half = -(-columns // 32) * 16
-    first, second = make(slice(half)), make(slice(half, None))
+    return slice(half), slice(half, None)
+
+
+def over_values(columns: int, make) -> Made:
+    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one."""
+    first, *others = (make(part) for part in parts_of(columns))
+    if not others:
+        return first
+    second, = others
     state = None if first.state is None else torch.cat((first.state, second.state), 2)
     dots, dv, diagonal = (None if x is None else x + y for x, y in (
         (first.dots, second.dots), (first.dv, second.dv), (first.diagonal, second.diagonal)))

@@ -8,7 +8,6 @@ from .block import lane_id, thread_in_warpgroup
 from .register import RegTile
 from .shared import SharedTile
 
-SIGNS = -0x7FFF8000  # of two fp16 numbers
 ROW_BYTES, CHUNK = 128, 16
 
 
@@ -51,11 +50,6 @@ def diagonal_block(tile: SharedTile, transposed=False):
     if transposed:
         return _matrices(_address(tile, matrix // 2 * 8 + row, matrix % 2), True)
     return _matrices(_address(tile, matrix % 2 * 8 + row, matrix // 2), False)
-
-
-def negative(block):
-    """A block times -1."""
-    return [x ^ Int32(SIGNS) for x in block]
 
 
 def diagonal_mm(products, tile: SharedTile):

@@ -78,6 +78,13 @@ def test_heads_that_share_wide_keys(monkeypatch, heads, summed):
     assert found.count(True) == 4 * summed
 
 
+@pytest.mark.parametrize("columns", [80, 64])
+def test_parts_of_values_are_summed_alike(monkeypatch, columns):
+    """Where the launch of one part alone is one that would add up neighbours."""
+    monkeypatch.setattr(delta_gradients, "sums_neighbours", lambda given: given.q.shape[3] == columns)
+    check(make(70, K=80, V=144))
+
+
 def test_a_reset():
     given = make(200)
     given[3][:, ::37] = -60.0

@@ -251,7 +251,7 @@ def filled():
 
 
 def convolved(u, spectrum, spec):
-    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `arranged`,
+    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `spectra`,
     not multiplied by what that was divided by."""
     of, kernel, f, tiles = tokens.WholeTokens(spec, None), steps.Steps(), filled(), Tiles(digits.TILES)
     CURRENT.tiles = tiles

@@ -1,5 +1,5 @@
-"""The gated delta rule's forward (Yang et al., 2024) block by block: K of 64 or 128, V above 64, where no gradients are
-to follow and no sequence is cut into segments."""
+"""The gated delta rule (Yang et al., 2024) block by block, forward and in its gradients: K of 64 or 128, V above 64,
+where no sequence is cut into segments."""
 import itertools
 from dataclasses import dataclass
 from typing import Any, Optional

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
+from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, parts_of, turned_part
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import by_blocks, launch, sums_neighbours
 
@@ -143,13 +143,14 @@ def _before(p, with_w, with_dots, with_final):
     as it is here."""
     q, k, _, g, beta, initial, cu, kept, *_ = p.saved
 
-    def of(part):
-        given = Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
-                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-                      q2=p.dv[..., part] if with_w else None)
-        return launch(given._replace(summed=with_w and sums_neighbours(given)), p.scale)
+    def given(part):
+        return Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
+                     final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
+                     q2=p.dv[..., part] if with_w else None)
 
-    return over_values(kept.shape[3], of)
+    first, *_ = parts_of(kept.shape[3])
+    summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up
+    return over_values(kept.shape[3], lambda part: launch(given(part)._replace(summed=summed), p.scale))
 
 
 def _behind(p, with_dots, w):

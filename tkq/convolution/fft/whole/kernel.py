@@ -22,8 +22,8 @@ OUTER = POINTS * (SCALES[0] * SCALES[1] * SCALES[2]) ** 2
 
 
 class Given(NamedTuple):
-    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 of `launch.arranged`, what it was
-    divided by (H,) fp32, gates and y as u."""
+    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and what it was divided by (H,)
+    fp32, as `launch.spectra` makes them, gates and y as u."""
 
     u: cute.Tensor
     spectrum: cute.Tensor
