@@ -154,17 +154,21 @@ def test_full_blocks_are_not_masked():
     check(q, k, v, None, gallery.causal, mask, seen.expand(B, H, 512, 512))
 
 
-def test_lists_that_lie():
-    """Counts outside of the lists are those of the nearest end, indices outside of the keys the nearest block's."""
+@pytest.mark.parametrize("D, score_mod", [
+    (128, None), *(pytest.param(256, score_mod, marks=pytest.mark.slow) for score_mod in (
+        None, lambda score, b, h, q, kv: score + 0.02 * (h + 1) * (kv - q)))], ids=("128", "256", "256-scores"))
+def test_lists_that_lie(D, score_mod):
+    """Counts outside of the lists are those of the nearest end, indices outside of the keys the nearest block's. Of
+    wide heads a block is two tiles: of the last one the second is behind the keys, also where it is listed as full."""
     S = 300
-    q, k, v = make(S, S)
+    q, k, v = make(S, S, D)
     mask = mask_of(gallery.causal, S, S)
     mask.kv_num_blocks[:, :, 0], mask.full_kv_num_blocks[:, :, 1] = 1 << 30, -5
     mask.kv_indices[:, :, 1], mask.full_kv_indices[:, :, 2] = -(1 << 30), 1 << 30
     mask.kv_num_blocks[:, :, 2], mask.full_kv_num_blocks[:, :, 2] = -(1 << 30), 1
     seen = torch.ones(S, S, device="cuda", dtype=torch.bool).tril()
     seen[128:256, 128:], seen[256:, :256], seen[256:, 256:] = False, False, True
-    check(q, k, v, block_mask=mask, seen=seen.expand(B, H, S, S))
+    check(q, k, v, score_mod, block_mask=mask, seen=seen.expand(B, H, S, S))
 
 
 def test_captured_indices_that_lie():

@@ -14,7 +14,7 @@ from tkq.attention.common.sequences import in_sequences, tile_order
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
-COUNTERS = 8  # that a block clears: there are no more than 3 and 2 of each K/V head, and a block or more of each
+COUNTERS = 8  # that a block, one of each tile, clears: there are at most 5 and 2 of each tile, or 1 and 4
 
 
 class Rows(NamedTuple):

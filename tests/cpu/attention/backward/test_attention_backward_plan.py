@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bench.tune.attention_backward import VARIANTS, variants
 from tkq.attention.backward.config import SHARED_BYTES, BackwardConfig
 from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan, shipped
+from tkq.attention.backward.preprocess import COUNTERS
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.forward.plan import length_class
 from tkq.attention.forward.spec import DTYPES
@@ -28,13 +29,16 @@ def test_what_is_planned_can_run(spec, varlen, length, group):
 
 @given(SPECS, st.integers(1, 100_000), st.integers(1, 9), st.sampled_from(("bulk", "serial", "ordered")))
 def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, reduce):
-    """As the kernels lay it out: of all tiles the statistics, the accumulator from 16 bytes on, the counters."""
+    """As the kernels lay it out: of all tiles the statistics, the accumulator from 16 bytes on, the counters, which the
+    blocks of BackwardPreprocess, one of each tile, clear."""
     config = dataclasses.replace(plan(spec), dq_reduce=reduce)
     tiles = heads * -(-rows // config.tile)
     end = tiles * 2 * config.tile
     if spec.dq and (reduce == "ordered" or not spec.deterministic):
         end = -(-end // 4) * 4 + tiles * config.tile * spec.width
-    end += {"serial": 1 + 4 * tiles, "ordered": 3 + 2 * (tiles + 1), "bulk": 3 + 2 * heads}[reduce]
+    counters = {"serial": 1 + 4 * tiles, "ordered": 3 + 2 * (tiles + 1), "bulk": 3 + 2 * heads}[reduce]
+    assert counters <= COUNTERS * tiles
+    end += counters
     assert end <= heads * config.workspace_floats(spec, rows) <= end + heads * 16 + 6 * tiles
 
 
