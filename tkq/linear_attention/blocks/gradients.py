@@ -67,7 +67,6 @@ class BlockGradients:
             for n in cutlass.range_constexpr(len(s.v)):
                 if wg == n:
                     tk.load_T(c.v, s.v[n][ring.stage])
-            ready(wg)
             for block in cutlass.range_constexpr(BLOCKS):
                 self.add(c, s, (BLOCKS - 1 - block, wg), (ring.stage, scores.stage))
             tk.publish()
@@ -90,6 +89,8 @@ class BlockGradients:
         inside = dict(k=(block * EDGE, (block + 1) * EDGE))
         values, between = tk.columns(c.v, *there), tk.columns(c.u, *there)
         self.outputs(c, s, block, stages)
+        if block == BLOCKS - 1:
+            ready(wg)
         factors_of(c.more, of.beta, block, scores)
         tk.apply_narrow(between, lambda o, b: o * b, c.some, c.more)
         tk.copy(tk.columns(c.u, *rest), between)
