@@ -57,8 +57,7 @@ def launched(given, scale) -> Made:
                       inverses[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
-        if given.kept is not None:
-            chunk.corrects(given.kept.to(wide).transpose(1, 2)[:, :, at, None].abs())
+        chunk.corrects(at)
         rows = q[:, :, at], k[:, :, at], v[:, :, at]
         old = state
         out[:, :, at], state = chunk.step(*rows, old)
@@ -155,9 +154,13 @@ class Chunk:
         """Tokens add d times their values: Mamba-2's."""
         self.decay, self.to_end = self.decay * d.mT, self.to_end * d
 
-    def corrects(self, size):
-        """Keys, or reversed queries, are what a delta rule's forward has kept: each has a factor, of beta's size, which
-        the state takes up with the values, rounded once."""
+    def corrects(self, at):
+        """Where keys, or reversed queries, are what a delta rule's forward has kept, each has a factor, of beta's size,
+        which the state takes up with the values, rounded once."""
+        kept = self.given.kept
+        if kept is None:
+            return
+        size = kept.to(self.decay.dtype).transpose(1, 2)[:, :, at, None].abs()
         factor = torch.where(size >= LEAST, 1.0, size)
         if self.given.reverse:
             self.decay, self.at_query = self.decay * factor, self.at_query * factor
