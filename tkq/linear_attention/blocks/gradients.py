@@ -67,7 +67,7 @@ class BlockGradients:
             for n in cutlass.range_constexpr(len(s.v)):
                 if wg == n:
                     tk.load_T(c.v, s.v[n][ring.stage])
-            tk.mma_wait(0)  # nothing is under way, which ptxas forgets in a loop: it would wait at each use of the state
+            tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(BLOCKS):
                 self.add(c, s, (BLOCKS - 1 - block, wg), (ring.stage, scores.stage))
             tk.publish()

@@ -63,7 +63,7 @@ class BlockState:
             s.tokens.wait(ring)
             s.scores.wait(scores)
             self.read_values(s, c, wg, ring.stage)
-            tk.mma_wait(0)  # nothing is under way, which ptxas forgets in a loop: it would wait at each use of the state
+            tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(CHUNK // EDGE):
                 self.add(c, s, (block, wg), (ring.stage, scores.stage))
             self.put(g, s, t, c.x, (chunk, wg))
