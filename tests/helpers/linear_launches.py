@@ -38,7 +38,6 @@ def launched(given, scale) -> Made:
         return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2).to(wide)
 
     q, k, v = map(of_heads, given[:3])
-    q, k = _corrected(given, q, k)
     g = torch.zeros(1, dtype=wide, device=v.device) if given.g is None else given.g.to(wide)
     steps, d = given.steps, None
     if steps:
@@ -58,6 +57,7 @@ def launched(given, scale) -> Made:
                       inverses[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
+        chunk.corrects(at)
         rows = q[:, :, at], k[:, :, at], v[:, :, at]
         old = state
         out[:, :, at], state = chunk.step(*rows, old)
@@ -84,15 +84,6 @@ def launched(given, scale) -> Made:
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
                 inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
-
-
-def _corrected(given, q, k):
-    """Both, with the factors of what a delta rule's forward has kept."""
-    if given.kept is None:
-        return q, k
-    size = given.kept.to(k.dtype).transpose(1, 2)[..., None].abs()
-    factors = torch.where(size >= LEAST, 1.0, size)
-    return (factors * q, k) if given.reverse else (q, factors * k)
 
 
 def _of_neighbours(given, *outputs):
@@ -162,6 +153,19 @@ class Chunk:
     def adds(self, d):
         """Tokens add d times their values: Mamba-2's."""
         self.decay, self.to_end = self.decay * d.mT, self.to_end * d
+
+    def corrects(self, at):
+        """Where keys, or reversed queries, are what a delta rule's forward has kept, each has a factor, of beta's size,
+        which the state takes up with the values, rounded once."""
+        kept = self.given.kept
+        if kept is None:
+            return
+        size = kept.to(self.decay.dtype).transpose(1, 2)[:, :, at, None].abs()
+        factor = torch.where(size >= LEAST, 1.0, size)
+        if self.given.reverse:
+            self.decay, self.at_query = self.decay * factor, self.at_query * factor
+        else:
+            self.adds(factor)
 
     def narrow(self, x, in_two=False):
         """As an operand. in_two: in two parts, with what rounding leaves."""

@@ -180,7 +180,8 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
         tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
-        return Expectation(tensor=tensor, waits_per_mma=0.5, roles=((few, 1), (some, 1), (many, 2)),
+        waits = 1 + 4 * (3 + spec.reverse)  # as many as the source has
+        return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
                            local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse))
     config = plan(spec, heads=heads)

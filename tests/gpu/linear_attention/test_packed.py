@@ -97,12 +97,14 @@ def check_launch(given, scale=0.3):
     wide = {name: x.double() for name, x in given._asdict().items() if isinstance(x, torch.Tensor) and name != "cu"}
     exact, peer = launched(given._replace(**wide), scale), launched(given, scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
-    more = ("dv",) * (given.reverse or given.updates) + ("inverse",) * given.updates
-    for name in ("o", *more) if given.beta is not None else ("o",):
-        mine = getattr(found, name)
-        assert name == "inverse" or not mine[:, end:].any()
-        assert_2x(*(x[:, :end] for x in (mine, getattr(exact, name), getattr(peer, name))), what=name)
+    for name in ("o", "dv", "inverse"):
+        mine, want = getattr(found, name), getattr(exact, name)
+        assert (mine is None) == (want is None), name
+        if want is not None:
+            assert name == "inverse" or not mine[:, end:].any()
+            assert_2x(*(x[:, :end] for x in (mine, want, getattr(peer, name))), what=name)
     if given.x is not None:
+        assert given.beta is None or not found.dots[:, end:].any()  # beta's gradient
         assert_2x(*(x[0, :end] for x in (found.dots, exact.dots, peer.dots)), ulps=room, bias_ulps=room, what="dots")
     if given.final is not None:
         assert_2x(*(x.flatten(0, 2) for x in (found.state, exact.state, peer.state)), ulps=room, bias_ulps=room,

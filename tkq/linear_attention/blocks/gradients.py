@@ -67,7 +67,7 @@ class BlockGradients:
             for n in cutlass.range_constexpr(len(s.v)):
                 if wg == n:
                     tk.load_T(c.v, s.v[n][ring.stage])
-            ready(wg)
+            tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(BLOCKS):
                 self.add(c, s, (BLOCKS - 1 - block, wg), (ring.stage, scores.stage))
             tk.publish()
@@ -90,6 +90,8 @@ class BlockGradients:
         inside = dict(k=(block * EDGE, (block + 1) * EDGE))
         values, between = tk.columns(c.v, *there), tk.columns(c.u, *there)
         self.outputs(c, s, block, stages)
+        if block == BLOCKS - 1:
+            ready(wg)
         factors_of(c.more, of.beta, block, scores)
         tk.apply_narrow(between, lambda o, b: o * b, c.some, c.more)
         tk.copy(tk.columns(c.u, *rest), between)

@@ -63,8 +63,7 @@ class BlockState:
             s.tokens.wait(ring)
             s.scores.wait(scores)
             self.read_values(s, c, wg, ring.stage)
-            if const_expr(self.updates):
-                ready(wg)
+            tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(CHUNK // EDGE):
                 self.add(c, s, (block, wg), (ring.stage, scores.stage))
             self.put(g, s, t, c.x, (chunk, wg))
@@ -127,6 +126,8 @@ class BlockState:
         factors_of(c.few, s.factors.beta, block, scores)
         kept = tk.rt(EDGE, element_type(self.spec.dtype))
         tk.apply_narrow(kept, lambda r, b: r * kept_of(b), c.given, c.few)
+        if block == 0:
+            ready(wg)
         tk.store_T(s.pieces[wg * BLOCKS + block], kept)
         tk.mul_col(c.given, c.given, c.few)
 
