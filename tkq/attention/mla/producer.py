@@ -1,9 +1,10 @@
 """The four producer warps: they find the rows of the latent cache, and copy them into shared memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 
 import tkq.tile as tk
+from tkq.attention.decode.copies import address_from
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.producer import Producer as Copies
 from tkq.attention.decode.walk import END, Walk, X
@@ -59,10 +60,7 @@ class Producer:
 
     def rows(self, address):
         """Of the rows that this lane copies, from the lanes that looked them up."""
-        mask = Int64(0xFFFFFFFF)
-        low, high = Int32(address & mask), Int32(address >> Int64(32))
-        return [(Int64(cute.arch.shuffle_sync(high, row_of(i))) << Int64(32))
-                | (Int64(cute.arch.shuffle_sync(low, row_of(i))) & mask) for i in range(GROUPS)]
+        return [address_from(address, row_of(i)) for i in range(GROUPS)]
 
 
 @cute.jit

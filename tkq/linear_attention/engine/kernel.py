@@ -23,6 +23,7 @@ from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
+from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -379,15 +380,6 @@ class LinearAttention:
         else:
             self.products.load(state, self.sequences.state(g.initial, t), row0)
 
-    @cute.jit
     def put(self, to, s, t, x, chunk, wg):
-        """A chunk's outputs through shared memory: those before have left it."""
-        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, self.neighbours.head(t), chunk, t.part + wg))
+        """A chunk's outputs."""
+        put(to, s.o, x, (t.batch, self.neighbours.head(t), chunk, t.part), OUT_BARRIER, wg)

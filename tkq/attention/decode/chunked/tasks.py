@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.attention.common.tile_order import heads_in_l2_section, tile_of_task
 from tkq.attention.decode import words
 from tkq.attention.decode.chunked.state import Results, Sizes
+from tkq.attention.decode.output import tell
 from tkq.attention.forward.tile_scheduler import Task
 
 
@@ -59,7 +60,7 @@ class Tasks:
     def find(self, number):
         """(the task of a number, Int32: is what it says of itself wrong?)"""
         task, fine = (self.listed if self.ragged else self.of_sequence)(number)
-        self.tell(fine)
+        tell(self.results.plan, fine, tk.lane_id())
         return (task._replace(rows_k=cutlass.select_(fine, task.rows_k, Int32(0))),
                 cutlass.select_(fine, Int32(0), Int32(1)))
 
@@ -90,15 +91,6 @@ class Tasks:
             planned == cutlass.max(length - (end - row - queries), 0))
         fine = (fine | (queries == 0)) & (planned >= 0) & (planned <= sizes.capacity)
         return Task(row + queries, source, head, Int32(0), queries, planned), fine
-
-    @cute.jit
-    def tell(self, fine):
-        plan = self.results.plan
-        if tk.lane_id() == 0:
-            if fine:
-                pass
-            else:
-                plan[words.BEYOND_CACHE] = Int32(1)
 
     def unseen(self, t: Task, seen, block, windows):
         """Ranges of keys that lie in the blocks of ``block`` keys of the sequence's other tasks. windows: are keys
