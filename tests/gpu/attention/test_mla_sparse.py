@@ -50,8 +50,9 @@ def test_fixed_splits_do_not_depend_on_the_batch():
 
 
 def test_dense_pages_are_lists_of_all_rows():
-    """Also without a plan, into memory of torch's own, and as a graph whose lists and plan are made anew."""
-    q, cache = queries(2, 1, 128, 576), torch.randn(8, 64, 576, device="cuda").bfloat16()
+    """By one tile of queries, whose sums both rescale alike. Also without a plan, into memory of torch's own, and as a
+    graph whose lists and plan are made anew."""
+    q, cache = queries(2, 1, 64, 576), torch.randn(8, 64, 576, device="cuda").bfloat16()
     table = torch.tensor([[3, 1, 0, 7], [2, 6, 5, 4]], device="cuda", dtype=torch.int32)
     lengths = torch.tensor([256, 130], device="cuda", dtype=torch.int32)
     rows = (table[:, :, None] * 64 + torch.arange(64, device="cuda", dtype=torch.int32)).view(2, 1, 256)
@@ -59,10 +60,10 @@ def test_dense_pages_are_lists_of_all_rows():
     options = dict(softmax_scale=0.1, indices=rows, topk_length=lengths, return_lse=True)
     for a, b in zip(tkq.mla_decode(q, cache, **options), dense, strict=True):
         assert torch.equal(a, b)
-    plan = tkq.plan_decode(lengths, 128, 1, 576, head_dim_v=512)
+    plan = tkq.plan_decode(lengths, 64, 1, 576, head_dim_v=512)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tkq.plan_decode(lengths, 128, 1, 576, head_dim_v=512, out=plan)
+        tkq.plan_decode(lengths, 64, 1, 576, head_dim_v=512, out=plan)
         found = tkq.mla_decode(q, cache[:, :, None], plan=plan, **options)
     lengths -= 60
     rows += 64 * (rows < 64)
