@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from tkq.linear_attention.blocks.pairs import EDGE
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.launch import Made
@@ -27,7 +28,7 @@ def of_gradients(given, reverse):
 
 def launched(given, scale) -> Made:
     """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
-    operands are rounded as the kernel's are."""
+    operands are rounded as the kernel's are, where it goes by blocks that of each block."""
     if given.cu is not None:
         return of_sequences(given, scale, launched)
     (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
@@ -50,9 +51,10 @@ def launched(given, scale) -> Made:
     out, lacking, out2 = torch.zeros_like(v), torch.zeros_like(v), torch.zeros_like(v)
     inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
     more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
-    starts = range(0, S, CHUNK)
+    size = EDGE if given.blocks else CHUNK
+    starts = range(0, S, size)
     for start in reversed(starts) if given.reverse else starts:
-        at = slice(start, start + CHUNK)
+        at = slice(start, start + size)
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at],
                       inverses[:, :, at])
         if steps and not given.reverse:
@@ -203,7 +205,8 @@ class Chunk:
         of_columns = self.given.updates or self.given.blocks
         lower = (self.beta.mT if of_columns else self.beta) * self.of_keys(keys)
         unit = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand_as(lower)
-        self.place[..., :tokens] = self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
+        solved = torch.linalg.solve_triangular(unit + lower, unit, upper=False)
+        self.place[..., :tokens] = self.narrow(solved, self.given.blocks)
         return self.place[..., :tokens]
 
     def step(self, q, k, v, state):

@@ -16,6 +16,10 @@ NO_BETA = (f"{TESTS}test_delta_launches.py::test_hard_inverses[0.1-identical-0.0
 SECOND, SECOND_PAIR = ((f"{TESTS}test_delta_launches.py::test_second_operands[{name}-200-token-True]",)
                        for name in ("query", "pair"))
 
+# What is taken off is asked for where it is needed: a chunk ahead it would have come, waited for or not.
+FINISH = "self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))"
+ASKED_LATE = (("tkq/linear_attention/engine/kernel.py", "self.neighbours.ask(g, s, t, self.order(t, i), wg)", "pass"),
+              ("tkq/linear_attention/engine/kernel.py", FINISH, f"{FINISH}\nself.neighbours.ask(g, s, t, chunk, wg)"))
 NEIGHBOURS, TAKEN_OFF = ((f"{TESTS}test_delta_launches.py::{name}",) for name in (
     "test_outputs_of_neighbours[pair-True]", "test_what_is_taken_off"))
 
@@ -248,7 +252,7 @@ MUTANTS = (
         ("outputs_of_the_first_heads", "return t.head // 2 if self.summed else t.head", "return t.head", NEIGHBOURS),
         ("sent_before_those_before_are_taken", "shared.pipe.acquire_empty(ring)", "pass",
          pressed("reads-delta_neighbours")),
-        ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF)),
+        ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF, ASKED_LATE)),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",
         ("values_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
