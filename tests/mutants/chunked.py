@@ -5,6 +5,7 @@ TESTS = "tests/gpu/attention/test_chunked_prefill.py::"
 PAGES, SKIPPED, LIES, WINDOWS, RAGGED, RAGGED_LIES, STRIDES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks",
     "test_ragged_queries", "test_ragged_queries_that_lie", "test_strides_of_queries"))
+BOXES_OF_GROUPS = (f"{TESTS}test_pages[192-pairs]",)  # several boxes of a page, each of several groups of 8 rows
 WINDOW = ("left=sc.left if const_expr(spec.left) else None, "
           "right=sc.right if const_expr(spec.right) else None,")
 
@@ -23,7 +24,7 @@ MUTANTS = (
          "of = tuple(cute.arch.shuffle_sync(x, j) for x in at)", PAGES),
         ("groups_of_a_page_as_boxes",
          "at = (page * g.tasks.sizes.groups + row * self.box_groups,) if self.cache.row_groups else (page, row)",
-         "at = (page * g.tasks.sizes.groups + row,) if self.cache.row_groups else (page, row)", PAGES),
+         "at = (page * g.tasks.sizes.groups + row,) if self.cache.row_groups else (page, row)", BOXES_OF_GROUPS),
         ("skipped_keys_count", "word = cute.arch.vote_ballot_sync(missing)", "word = Int32(0)", SKIPPED),
         ("pages_that_are_not_there", "word = word | self.fault(g, missing & (page != -1))", "pass", LIES),
         ("pages_that_other_tasks_see", "word = word | self.fault(g, bad)", "pass", LIES),

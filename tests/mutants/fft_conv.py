@@ -13,7 +13,7 @@ OF_WARPS, CIRCLE_OF_WARPS, IN_TURN, TWO_IN_TURN, HARD = ((f"{TESTS}{name}",) for
     "test_hard_signals[impulses-4096]"))
 CIRCLE, SPIKE, HEADS_OF_ANY_SIZE = ((f"{TESTS}{name}",) for name in (
     "test_circular[4096-4096]", "test_filters_of_one_frequency", "test_filters_of_any_size_in_turn"))
-HEADS_LOADS = pressed("loads-fft_heads")
+HEADS_LOADS, HEADS_ROLES = pressed("loads-fft_heads"), pressed("roles-fft_heads")
 WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TESTS}{name}",) for name in (
     "test_whole_sequences[32768-32768]", "test_nan_behind_the_ends_of_whole_sequences",
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
@@ -24,11 +24,11 @@ PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient[262144]"))
 MILLIONS = (f"{TESTS}test_millions_of_tokens[2097152-2097152]", f"{TESTS}test_millions_of_tokens[4194304-4194304]")
-SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES = ((
+SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES, SPLIT_SPIKE = ((
     f"{SPLIT_TESTS}{name}",) for name in (
     "test_one_pass[5-4096-4096-fp16]", "test_circular[4096-100-fp16]", "test_several_passes[12400-20000-fp16]",
     "test_gates_and_odd_lengths --slow", "test_columns_of_one_to_four_parts[1-1048576-1048576-fp16]",
-    "test_the_gradient_of_impulses[4194304]"))
+    "test_the_gradient_of_impulses[4194304]", "test_filters_of_one_frequency"))
 
 MUTANTS = (
     *family(
@@ -49,7 +49,7 @@ MUTANTS = (
          "return k1, 1", NUMERICS),
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
         ("one_warp_says_how_large_the_filter_is", "for w in cutlass.range_constexpr(self.threads // 32):",
-         "for w in cutlass.range_constexpr(1):", SPLIT_ONE),
+         "for w in cutlass.range_constexpr(1):", SPLIT_SPIKE),
         ("offsets_of_32_bits",
          "return cute.make_tensor(spectra.iterator + cute.assume(Int64(head) * first, divby=first), layout)",
          "return cute.make_tensor(spectra.iterator + head * first, layout)", MANY_HEADS),
@@ -102,7 +102,7 @@ MUTANTS = (
         "fft", "tkq/convolution/fft/ring.py",
         ("first_head_for_all", "there = vectors.run_at(self.spectra, (self.first + n, 0), self.words).iterator.toint()",
          "there = vectors.run_at(self.spectra, (self.first, 0), self.words).iterator.toint()", IN_TURN),
-        ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_LOADS),
+        ("table_loaded_where_one_is_read", "tk.wait(self.empty[place], (turn - 1) & 1)", "pass", HEADS_ROLES),
         ("table_read_before_it_is_there",
          "tk.wait(self.full[at[0] % self.places], (at[0] // self.places) & 1)", "", HEADS_LOADS),
         ("table_not_awaited_that_a_warpgroup_goes_past",

@@ -27,9 +27,10 @@ def served(monkeypatch):
     assert found, "another kernel had all calls"
 
 
-@pytest.mark.parametrize("page, layout", [(8, "pages"), (16, "pages"), (24, "heads"), (64, "pairs"), (96, "apart"),
+@pytest.mark.parametrize("page, layout", [(8, "pages"), (16, "pages"), (24, "heads"), (192, "pairs"), (96, "apart"),
                                           (256, "pages"), (4104, "rows")])
 def test_pages(page, layout):
+    """Of one box, of several: of 8 rows each, and of more, with all columns and with 64 of them."""
     with poisoned():
         compare(queries(len(LENGTHS), ROWS, 8, 128), make(LENGTHS, page, 2, 128, layout=layout), f"pages of {page}")
 

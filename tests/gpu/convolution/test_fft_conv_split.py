@@ -133,6 +133,16 @@ def test_filters_of_any_size(L):
         assert not tkq.fft_conv(given["u"], given["k"], precision="split").any()
 
 
+def test_filters_of_one_frequency():
+    """The spectrum's largest numbers are two threads' alone, not of the first warp; all are divided by that."""
+    given, t = make(5, 2, 4096, 4096, "fp16"), torch.arange(4096, device="cuda")
+    with torch.no_grad():
+        waves = torch.stack([torch.cos(2 * math.pi * n * t / 4096) for n in (100, 48)])
+        given["k"].copy_(waves)
+        given["u"].add_(waves)
+    split(given, causal=False, gradients=False)
+
+
 @pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False), (250000, True)])
 def test_nan_and_infinities_stay_in_their_sequence(L, causal):
     given = make(5, 2, L, L, "fp16")
