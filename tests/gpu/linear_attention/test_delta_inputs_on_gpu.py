@@ -119,7 +119,8 @@ def test_rows_of_any_length_with_gates_of_columns():
         exact = [x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in wide]
         want, last = recurrence(*exact, v.double(), g.double(), beta=beta.double(), initial_state=initial.double())
         rounded = [x.to(BF16) for x in exact]
-        peer, peer_state = tkq.gated_delta_rule(*rounded, v, g, beta, None, initial, True)
+        one = torch.tensor([0, 300], device="cuda", dtype=torch.int32)  # packed, as other tests' kernels are
+        peer, peer_state = tkq.gated_delta_rule(*rounded, v, g, beta, None, initial, True, cu_seqlens=one)
         with poisoned():
             o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True, use_qk_l2norm_in_kernel=True)
         for mine, of, other in ((o, want, peer), (state, last, peer_state)):
@@ -129,7 +130,7 @@ def test_rows_of_any_length_with_gates_of_columns():
         packed, last_of_it = tkq.gated_delta_rule(*more, None, initial, True, True, cu_seqlens=cu)
         assert relative(packed[:, 30:330], o) < 2**-9 and relative(last_of_it, state) < 2**-9
         assert not packed[:, :30].any() and not packed[:, 330:].any()
-        recorded, _ = tkq.gated_delta_rule(q.requires_grad_(), k, v, g, beta, None, initial, True, True)
+        recorded, _ = tkq.gated_delta_rule(q.requires_grad_(), k, v, g, beta, None, initial, True, True, cu_seqlens=one)
         assert recorded.requires_grad and relative(recorded, o) < 2**-7
 
 

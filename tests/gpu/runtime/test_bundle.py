@@ -14,9 +14,9 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 
 @pytest.mark.skipif(link.why_not() is not None or link.runtime_kind() != "static",
                     reason=link.why_not() or "bundles need the DSL's static runtime library")
-@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.slow), 10])
 def test_the_smoke_part_without_the_dsl(tmp_path, each):
-    made = subprocess.run([sys.executable, "-m", "tests.helpers.ops.smoke", "bundle", str(tmp_path), "-j", "8",
+    made = subprocess.run([sys.executable, "-m", "tests.helpers.ops.smoke", "bundle", str(tmp_path), "-j", "4",
                            "--each", str(each)], cwd=CHECKOUT, text=True, capture_output=True)
     assert made.returncode == 0, made.stdout + made.stderr
     cases = [f"tests/gpu/runtime/test_smoke.py::test_once[{name}]" for name in smoke.names(each)]

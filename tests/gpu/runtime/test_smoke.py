@@ -1,4 +1,4 @@
-"""Every op once, beside the CPU's reference: the smoke part of this suite. Every day `test_bundle.py` runs each third
+"""Every op once, beside the CPU's reference: the smoke part of this suite. Every day `test_bundle.py` runs each tenth
 case without the DSL, by the kernels of a bundle; by those of the cache with --slow, and where no bundle can be made."""
 import os
 

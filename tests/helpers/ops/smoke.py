@@ -1,7 +1,7 @@
 """Every op once, forward and backward, on tiny tensors: what a machine without the DSL has to be able to do.
 
     python -m tests.helpers.ops.smoke bundle DIR     # compile what the cases take and link it; needs no GPU
-    python -m tests.helpers.ops.smoke bundle DIR --each 3    # of every third case
+    python -m tests.helpers.ops.smoke bundle DIR --each 10    # of every tenth case
     python -m tests.helpers.ops.smoke run            # on the GPU, beside the CPU's reference
 
 `tests/gpu/runtime/test_smoke.py` runs the cases one by one.
