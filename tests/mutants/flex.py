@@ -9,7 +9,7 @@ def _of(file, *names):
     return tuple(file + name for name in names)
 
 
-GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
+GALLERY, LENGTHS = _of(FORWARD, "test_gallery --slow"), _of(FORWARD, "test_lengths")
 ALIBI = _of(FORWARD, "test_gallery[alibi_causal]")
 CAP = _of(FORWARD, "test_far_from_a_softcap")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")

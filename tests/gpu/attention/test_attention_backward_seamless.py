@@ -1,7 +1,5 @@
 """Attention's backward with fuse_preprocess, planned for long packed sequences, on small ones; and its choices."""
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -75,9 +73,3 @@ def test_equal_sequences(dim, causal, monkeypatch):
     for rows, keys in ((113, 203), (641, 641), (65, 1000)):
         compare(*make(2, rows, keys, 4, 2, dim, torch.bfloat16), causal, what=f"3 blocks {rows} x {keys}",
                 config=config)
-
-
-def test_few_queries_of_a_long_sequence_are_in_use():
-    """In a process of its own: it would hang if zeroes were made too late. See there."""
-    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "fuse_preprocess"], check=True,
-                   timeout=180)

@@ -58,5 +58,6 @@ def test_dk_and_dv_are_the_same_in_each_run(causal):
 
 
 def test_few_queries_of_a_long_sequence_are_in_use():
-    """In a process of its own: it would hang if zeroes were made too late. See there."""
-    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program"], check=True, timeout=180)
+    """In a process of its own, both forms: it would hang if zeroes were made too late. See there."""
+    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "", "fuse_preprocess"], check=True,
+                   timeout=180)

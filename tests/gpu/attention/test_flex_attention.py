@@ -11,7 +11,8 @@ from tests.helpers.sanitizer.nan_fill import poisoned
 
 B, H = 2, 4
 BF16, FP16 = torch.bfloat16, torch.float16
-SELDOM = "alibi", "dilated", "natten", "prefix_document", "t5_bias"  # a kernel each, of which others have all parts
+# a kernel each, of which others have all parts
+SELDOM = "alibi", "dilated", "natten", "prefix_document", "prefix_lm", "standalone_sparse", "t5_bias"
 
 
 @pytest.fixture(autouse=True)

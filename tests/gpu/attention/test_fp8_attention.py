@@ -341,8 +341,9 @@ def test_quantised(dtype):
         *(torch.randn(2, 300, h, 128, device="cuda", dtype=dtype) for h in (4, 2, 2))))), "quantised")
 
 
-@pytest.mark.parametrize("rotate, smooth_k, tables", [(True, True, True), (True, False, False), *(
-    pytest.param(*each, marks=pytest.mark.slow) for each in ((False, True, False), (False, False, True)))])
+@pytest.mark.parametrize("rotate, smooth_k, tables", [(True, True, True), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (True, False, False), (False, True, False), (False, False, True)))])
 def test_quantised_with_options(rotate, smooth_k, tables):
     """As the reference, but for ties. More tokens than one sum of k has; a mean far larger than what is left, and a
     column that is; NaN in one head alone."""

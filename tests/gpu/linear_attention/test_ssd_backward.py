@@ -82,9 +82,9 @@ def test_packed_sequences(monkeypatch, D_dims):
         assert x is None or x.shape[:2] != (1, 350) or not (x[:, :9].any() or x[:, 340:].any())
 
 
+@pytest.mark.slow  # `test_steps_as_they_are` is without most of it, other tests each have some
 @pytest.mark.parametrize("without", [("initial",), ("D", "dt_bias", "initial"), ()])
 @pytest.mark.parametrize("D_dims", [1, 2])
-@pytest.mark.sampled(when=lambda without, D_dims: (without, D_dims) == (("D", "dt_bias", "initial"), 1))
 def test_what_there_is(monkeypatch, without, D_dims):
     check(monkeypatch, make(1, 130, without=without, D_dims=D_dims), of_state=not without)
 
@@ -125,8 +125,8 @@ def test_resets(monkeypatch):
 
 
 def test_steps_as_they_are(monkeypatch):
-    """Without softplus and bias; of every third token 0."""
-    given = make(1, 200, of_dt=F32, without=("dt_bias", "z"))
+    """Without softplus, bias and D; of every third token 0."""
+    given = make(1, 200, of_dt=F32, without=("D", "dt_bias", "z"))
     given.dt.abs_()
     given.dt[:, ::3] = 0.0
     check(monkeypatch, given._replace(softplus=False))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz.run import OPERATIONS
 
-GROUPS = [list(OPERATIONS)[i::5] for i in range(5)]
+GROUPS = [list(OPERATIONS)[i::4] for i in range(4)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=",".join)

@@ -1,6 +1,6 @@
 """The backward of a sequence of which few queries are in use, by three blocks: a program of its own, as it may hang.
 
-    python -m tests.helpers.attention.seqused_program [fuse_preprocess]
+    python -m tests.helpers.attention.seqused_program FORM...    # of `FORMS`
 
 dQ's accumulator has room for all of a head's 2000 rows, 32 tiles, of which one is used. The 12 heads are worked on
 together, as 64 rows of each fit in L2: the three blocks' first tasks are heads 0, 1 and 2, and then 3, 4 and 5. No tile
@@ -26,7 +26,7 @@ HELPER_WARPS = dataclasses.replace(SINGLE[DIM], store_from_registers=True, persi
 FORMS = {"": HELPER_WARPS, "fuse_preprocess": dataclasses.replace(HELPER_WARPS, fuse_preprocess=True)}
 
 
-def main(form=""):
+def check(form):
     arch.num_sms = lambda device: 3
     options, cu = Options(True), cumulated([ROWS])
     q, k, v, do = (torch.randn(ROWS, HEADS, DIM, device="cuda", dtype=BF16) for _ in range(4))
@@ -44,4 +44,5 @@ def main(form=""):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for each in sys.argv[1:]:
+        check(each)
