@@ -3,7 +3,7 @@ from .mutant import family
 
 TESTS = "tests/gpu/attention/test_chunked_prefill.py::"
 PAGES, SKIPPED, LIES, WINDOWS, RAGGED, RAGGED_LIES, STRIDES = ((f"{TESTS}{name}",) for name in (
-    "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks",
+    "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks --slow",
     "test_ragged_queries", "test_ragged_queries_that_lie", "test_strides_of_queries"))
 BOXES_OF_GROUPS = (f"{TESTS}test_pages[192-pairs]",)  # several boxes of a page, each of several groups of 8 rows
 WINDOW = ("left=sc.left if const_expr(spec.left) else None, "

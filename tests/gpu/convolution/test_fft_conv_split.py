@@ -52,6 +52,7 @@ def test_gates_and_odd_lengths(B, H, L, taps, dtype):
     split(make(B, H, L, taps, dtype, gates="pre post", d=True), gradients=L < 2**20)
 
 
+@pytest.mark.slow  # of one product test_fft_conv.py has them every day
 def test_short():
     for L in (1, 3, 63):
         split(make(3, 2, L, 70, "fp16"), what=str(L))
@@ -98,7 +99,7 @@ def test_hard_signals(signal, L):
     split(given, gradients=not small)
 
 
-@pytest.mark.parametrize("L", [4096, 16384, 262144, 2**22])
+@pytest.mark.parametrize("L", [pytest.param(4096, marks=pytest.mark.slow), 16384, 262144, 2**22])
 def test_an_impulse_at_the_end(L):
     """Whose result is nearly all around the circle, where the imaginary part is: of it little is in the real part. Low
     parts end where fp16 does, 2^-24, beside an impulse of 1."""

@@ -177,7 +177,7 @@ def test_what_is_left_to_torch(runs):
     assert not any(runs.values())
 
 
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (40, 0)])
+@pytest.mark.parametrize("window", [pytest.param((-1, -1), marks=pytest.mark.slow), (-1, 0), (40, 0)])
 def test_varlen(runs, window):
     from torch.nn.attention.varlen import varlen_attn
 

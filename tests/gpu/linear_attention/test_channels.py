@@ -338,6 +338,7 @@ def test_no_tokens(delta):
     torch.testing.assert_close(of_state, dstate)
 
 
+@pytest.mark.slow  # test_packed.py compiles a graph of each rule every day, test_every_op.py each function
 @BOTH
 def test_compiled_in_one_graph(delta):
     *given, _ = (x if x is None else x.requires_grad_() for x in tensors(delta, 65))

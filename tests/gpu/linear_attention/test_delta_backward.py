@@ -159,6 +159,7 @@ def test_in_a_cuda_graph():
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(given, do, dstate)))
 
 
+@pytest.mark.slow  # test_packed.py does the same of packed sequences every day
 def test_compiled_in_one_graph():
     given = [x.requires_grad_() for x in with_state(with_beta(make(1, 65, 2, 4, 64, 64, "token")))]
     ours = lambda *x: tkq.gated_delta_rule(*x[:5], None, x[5], True)

@@ -54,7 +54,7 @@ def test_in_a_cuda_graph():
         assert torch.equal(found, want) and torch.equal(pool, start) and not found[1].any()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_in_one_graph(backend):
     given, pool, rows = delta()
     one, two = pool.clone(), pool.clone()
