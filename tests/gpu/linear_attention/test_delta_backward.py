@@ -58,7 +58,9 @@ def check(monkeypatch, *given, of_state=True, scale=None):
     return found
 
 
-@pytest.mark.parametrize("gate, lengths", [("none", (65,)), ("token", (1, 63, 64, 65, 300))])
+@pytest.mark.parametrize("gate, lengths", [
+    pytest.param("none", (65,), marks=pytest.mark.slow),  # every day those of test_fla_on_gpu.py
+    ("token", (1, 63, 64, 65, 300))])
 def test_lengths(monkeypatch, gate, lengths):
     for S in lengths:
         check(monkeypatch, *with_state(with_beta(make(2, S, 2, 4, 64, 64, gate))))

@@ -31,8 +31,8 @@ def check(given, scale=0.125):
 
 
 @pytest.mark.parametrize("S, gate, reverse", [(1, "token", False), (65, "token", True), (310, "token", False),
-                                              (310, "head", False),
-                                              pytest.param(130, "none", True, marks=pytest.mark.slow)])
+                                              *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+                                                  (310, "head", False), (130, "none", True)))])
 def test_linear_attention(S, gate, reverse):
     q, k, v, g = make(2, S, 2, 8, 64, 64, gate)
     check(Given(q, k, v, g, initial=state_of(v), final=F32, reverse=reverse))

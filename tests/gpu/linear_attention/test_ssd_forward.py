@@ -83,7 +83,7 @@ def test_parameters_of_16_bits():
     check(given._replace(D=given.D.to(BF16), dt_bias=given.dt_bias.to(torch.float16), initial=given.initial.to(BF16)))
 
 
-@pytest.mark.parametrize("P", [64, 80, 128])
+@pytest.mark.parametrize("P", [80, *(pytest.param(P, marks=pytest.mark.slow) for P in (64, 128))])
 def test_a_factor_of_each_column(P):
     check(make(1, 130, P=P, D_dims=2, without=("initial",)))
 
