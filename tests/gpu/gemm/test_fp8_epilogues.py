@@ -34,10 +34,10 @@ CURVES = [(*each, "gelu") for each in TILES if each not in PLAIN]
 CURVES += [(*each, "silu") for each in (*WAITING, ("row", configure_epilogue(FAST[0], Fp8Spec(activation="silu"))))]
 CURVES += [(*CURVES[-1][:2], "gelu_tanh"), (*WAITING[0], "gelu_tanh")]
 # Each of these kernels takes the compiler seven to ten seconds. Every day: a curve for each number of columns that
-# waits as plans have it, gelu, and silu of scales by rows. --slow has each beside each curve, and those that no plan has. Of the tiles between the large ones
-# and the smallest, whose sums without an epilogue other tests have, there is one with a bias every day. The one of
-# 192 columns that waits as planned has its curve in `test_other_types_as_planned` alone; by --slow alone have theirs
-# waves in step, tiles along n and rows that wait for nothing.
+# waits as plans have it, gelu, and silu of scales by rows. --slow has each beside each curve, and those that no plan
+# has. Of the tiles between the large ones and the smallest, whose sums without an epilogue other tests have, there is
+# one with a bias every day. The one of 192 columns that waits as planned has its curve in `test_other_types_as_planned`
+# alone; by --slow alone have theirs waves in step, tiles along n and rows that wait for nothing.
 OTHERS_WAY = ((*WAITING[0], "silu"), (*WAITING[1], "gelu"),  # to wait: as is planned for the other curve
               (*WAITING[0], "gelu_tanh"), (*WAITING[2], "silu"), CURVES[-2])
 NOTHING_WAITS = (("1x128_128x128", PROMOTED[1]), ("1x128_1x128", PROMOTED[1]),
