@@ -233,7 +233,8 @@ def _inside(package):
     folder, found = os.path.dirname(path), []
     for place, _, files in os.walk(folder):
         within = ".".join((package, *place[len(folder):].split(os.sep)[1:]))
-        found += [within if name == "__init__.py" else f"{within}.{name[:-3]}" for name in files if name.endswith(".py")]
+        found += [within if name == "__init__.py" else f"{within}.{name[:-3]}"
+                  for name in files if name.endswith(".py")]
     return [module for module in found if module != package]
 
 
