@@ -54,13 +54,18 @@ def packed_inputs(lengths, heads, dim):
     return make
 
 
+def _first_and_last(heads: int) -> slice:
+    """A slice: torch 2.9 takes no lists of indices of float8 on a CPU."""
+    return slice(None, None, max(1, heads - 1))
+
+
 def packed_error(causal: bool):
     """The relative error of the first and last head."""
 
     def of(name, given, found):
         if name == "tkq, bf16":
             return None
-        heads, cu = [0, given[0].shape[1] - 1], given[4]
+        heads, cu = _first_and_last(given[0].shape[1]), given[4]
         one = [x[:, heads].float() for x in given[:3]]
         return relative_error(found[:, heads], reference.flash_attn_varlen(*one, cu, cu, causal=causal)[0])
 
@@ -73,7 +78,7 @@ def error(causal: bool):
     def of(name, given, found):
         if name == "tkq, bf16":
             return None
-        heads = [0, given[0].shape[2] - 1]
+        heads = _first_and_last(given[0].shape[2])
         one = [x[:1, :, heads].float() for x in given[:3]]
         return relative_error(found[:1, :, heads], reference.flash_attn(*one, causal)[0])
 

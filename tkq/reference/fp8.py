@@ -53,8 +53,11 @@ def scales_of(x: Tensor, block: tuple, dtype: torch.dtype) -> Tensor:
     rows, cols = (b or max(size, 1) for b, size in zip(block, x.shape))
     down, right = (-(-size // b) if b else 1 for b, size in zip(block, x.shape))
     wide = x if x.dtype == torch.float64 else x.float()
-    padded = F.pad(wide.abs(), (0, right * cols - x.shape[1], 0, down * rows - x.shape[0]))
-    amax = padded.view(down, rows, right, cols).amax((1, 3)) if padded.numel() else padded.new_zeros(down, right)
+    if x.numel():
+        padded = F.pad(wide.abs(), (0, right * cols - x.shape[1], 0, down * rows - x.shape[0]))
+        amax = padded.view(down, rows, right, cols).amax((1, 3))
+    else:  # torch 2.9 pads nothing that is empty
+        amax = wide.new_zeros(down, right)
     return (amax.float() * (1.0 / LARGEST[dtype])).clamp_min(SMALLEST_SCALE)
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import tkq
 import tkq.nn
+from tests.helpers.torch_versions import at_least
 from tkq import reference
 from tkq.gemm.dense import backward
 from tkq.testing import assert_2x
@@ -120,7 +121,10 @@ def test_gradients_under_compile(activation):
     y = torch.compile(f, fullgraph=True, backend="aot_eager")(a, b, bias)
     dy = torch.randn_like(y)
     for got, want in zip(grads(y, dy, a, b, bias), grads(f(a, b, bias), dy, a, b, bias)):
-        assert torch.equal(got, want)
+        if at_least("2.10"):
+            assert torch.equal(got, want)
+        else:  # silu's derivative is traced as steps that are rounded one by one
+            torch.testing.assert_close(got, want, rtol=2**-7, atol=2**-5)
 
 
 def test_op_with_gradients():

@@ -8,6 +8,7 @@ from tests.helpers import delta_layers
 from tests.helpers.ops import every_op_checks as checks
 from tests.helpers.ops import every_op_sharded as sharded
 from tests.helpers.ops.every_op import Maker
+from tests.helpers.torch_versions import since
 from tkq.reference.linear_attention import linear_attn as recurrence
 
 BF16 = torch.bfloat16
@@ -196,6 +197,7 @@ def test_autocast():
     checks.autocasts(delta_layers.CASE, "cpu")
 
 
+@since("2.10", "DTensor has no rule for softplus")
 def test_on_dtensors():
     """Sharded by sequences and by heads."""
     with sharded.one_rank("cpu") as mesh:

@@ -36,6 +36,7 @@ if len(sys.argv) > 2:
     function(recipe)
     import torch
 x, y = torch.arange(5.0), torch.full((5,), float("nan"))
+from tkq.runtime.compile import ffi  # brings tvm_ffi, whose own import takes as long as its version has it
 began = time.process_time()
 function(recipe)(x, y)
 seconds = time.process_time() - began
@@ -108,13 +109,13 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
     first = finish(start(recipe))
     assert first["dsl"] and first["y"] == [0, 2, 4, 6, 8]
     later = [finish(start(recipe))]
-    while later[-1]["seconds"] > 0.050 and len(later) < 3:
+    while later[-1]["seconds"] > 0.040 and len(later) < 3:
         later.append(finish(start(recipe)))
     assert compiles(recipe) == 1
     assert all(seen["y"] == [0, 2, 4, 6, 8] and not seen["dsl"] for seen in later)
     # Of the processor's time, whatever else runs: the best of three at most. bench/studies/cold_start.py has what
     # passes.
-    assert min(seen["seconds"] for seen in later) <= 0.050
+    assert min(seen["seconds"] for seen in later) <= 0.040
 
 
 def test_torch_may_come_last(recipe):

@@ -165,7 +165,7 @@ def _supported(op, q, v):
 
 def tasks(op, batch, of) -> None:
     """NotImplementedError for more than a plan can count. batch: sequences of the plan."""
-    found = batch * of.heads_kv * of.tiles
+    found = batch * of.heads_kv * of.count_tiles()
     if found > MOST_TASKS:
         raise NotImplementedError(f"{op}: {batch} sequences of {of.heads_kv} K/V heads are {found} tasks, supported "
                                   f"are up to {MOST_TASKS}")

@@ -63,8 +63,12 @@ class Planned(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Of those that a block has one after the other."""
-        return -(-row_tiles(self.queries, self.group) // self.together)
+        return self.count_tiles()
+
+    def count_tiles(self) -> int:
+        """Tiles, of those that a block has one after the other. A method, as all that `tasks` and `words` ask: Dynamo
+        of torch 2.9 reads no property of a NamedTuple."""
+        return -(-row_tiles(self.queries, self.heads_q // self.heads_kv) // self.together)
 
     def parts(self, sms: int) -> int:
         """Into how many equal shares a plan divides the work on a GPU of ``sms`` multiprocessors: one for
@@ -92,7 +96,7 @@ class Planned(NamedTuple):
     def words(self, sequences: int) -> int:
         """Of the plan."""
         batch = self.batch(sequences)
-        return words.size(batch, self.heads_kv, self.tiles) + (0 if self.total < 0 else words.LISTED * batch)
+        return words.size(batch, self.heads_kv, self.count_tiles()) + (0 if self.total < 0 else words.LISTED * batch)
 
     def sizes(self, batch: int, parts: int) -> tuple:
         """`planner.Sizes`. A sequence has so few blocks at most that all positions are counted in 31 bits."""

@@ -70,12 +70,12 @@ class Lengths(NamedTuple):
     max_seqlen_q: int = 4096
     max_seqlen_k: int = 4096
 
-    @property
+    # methods, not properties: Dynamo of torch 2.9 reads no property of a NamedTuple
+
     def tensors(self) -> dict:
         """By name, those that are given."""
         return {name: x for name, x in zip(self._fields[:5], self[:5], strict=True) if x is not None}
 
-    @property
     def number(self) -> int:
         """Of sequences."""
         return self.cu_seqlens_q.shape[0] - 1
@@ -97,22 +97,22 @@ def check_call(call: Call) -> None:
 def check_packed(call: Call, lengths: Lengths) -> None:
     """Raises what flash_attn_fp8_varlen promises of its tensors, but for the values of cu_seqlens and seqused."""
     _lengths(*lengths[:5])
-    given = lengths.tensors
+    given = lengths.tensors()
     _check_keys(lengths)
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in given:
             check.rank(f"{PACKED}: {name}", given[name], 1)
-    _check_tensors(PACKED, call, 3, lambda: lengths.number, lengths.block_table is not None)
-    count = lengths.number + 1
+    _check_tensors(PACKED, call, 3, lengths.number, lengths.block_table is not None)
+    count = lengths.number() + 1
     if not count or given.get("cu_seqlens_k", lengths.cu_seqlens_q).shape[0] != count:
         raise ValueError(f"{PACKED}: cu_seqlens_q has {count} numbers, cu_seqlens_k "
                          f"{given.get('cu_seqlens_k', lengths.cu_seqlens_q).shape[0]}; allowed is one more than "
                          "sequences, for both the same")
     for name in ("seqused_q", "seqused_k"):
         if name in given:
-            check.shape(f"{PACKED}: {name}", given[name], (lengths.number,))
+            check.shape(f"{PACKED}: {name}", given[name], (lengths.number(),))
     if "block_table" in given:
-        check.shape(f"{PACKED}: block_table", given["block_table"], (lengths.number, None))
+        check.shape(f"{PACKED}: block_table", given["block_table"], (lengths.number(), None))
     check.same_device(q=call.q, **given)
     longest(*lengths[5:])
 
@@ -174,7 +174,7 @@ def check_layouts(call: Call, op: str = OP) -> None:
 
 def check_lines(lengths: Lengths) -> None:
     """That cu_seqlens, seqused and rows of the block_table are contiguous."""
-    for name, x in lengths.tensors.items():
+    for name, x in lengths.tensors().items():
         check.last_dim_contiguous(f"{PACKED}: {name}", x)
 
 

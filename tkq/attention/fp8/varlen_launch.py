@@ -25,7 +25,7 @@ def attend(call: Call, lengths: Lengths, options: Options, config: Fp8Config | N
     q = call.q
     o, lse = results(call, options)
     keys = room(call, lengths)
-    nothing = not keys or lengths.number <= 0
+    nothing = not keys or lengths.number() <= 0
     if nothing or lengths.seqused_q is not None:  # rows that are not in use belong to no task
         o.zero_()
         lse = lse if lse is None else lse.fill_(-math.inf)
@@ -74,9 +74,9 @@ def transposition(call: Call, lengths: Lengths) -> Before:
 def gathering(call: Call, lengths: Lengths) -> Before:
     """Of K and V from their pages: a sequence has as much room as its row of the block_table names."""
     heads, D = call.k.shape[2:]
-    rows = lengths.number * -(-room(call, lengths) // KEYS_TOGETHER) * KEYS_TOGETHER
+    rows = lengths.number() * -(-room(call, lengths) // KEYS_TOGETHER) * KEYS_TOGETHER
     k, v = call.k.new_empty(rows, heads, D), _values(call, lengths, rows)
-    cu_k, used_k = (call.k.new_empty(lengths.number + n, dtype=torch.int32) for n in (1, 0))
+    cu_k, used_k = (call.k.new_empty(lengths.number() + n, dtype=torch.int32) for n in (1, 0))
     launch = Launch(launcher(call.k, GatherPagesSpec()), (
         *call[1:3], lengths.block_table, lengths.seqused_k, (k, v, cu_k, used_k)))
     return Before(launch, k, v, (lengths.cu_seqlens_q, cu_k, lengths.seqused_q, used_k), (k, v, cu_k, used_k))
@@ -84,7 +84,7 @@ def gathering(call: Call, lengths: Lengths) -> Before:
 
 def _values(call, lengths, keys):
     """Memory for V: whole tiles of each sequence, however long it is, as ``tkq.attention.fp8.packed`` has them."""
-    tiles = keys // KEYS_TOGETHER + lengths.number + 1
+    tiles = keys // KEYS_TOGETHER + lengths.number() + 1
     return call.v.new_empty(*call.v.shape[-2:], tiles * KEYS_TOGETHER)
 
 

@@ -28,13 +28,13 @@ class Call(NamedTuple):
     indices: Optional[Tensor] = None
     topk_length: Optional[Tensor] = None
 
-    @property
+    # methods, not properties: Dynamo of torch 2.9 reads no property of a NamedTuple
+
     def places(self) -> tuple[int, int]:
         """Sequences of the plan, and the queries of each: with indices each query is one."""
         B, Sq = self.q.shape[:2]
         return (B, Sq) if self.indices is None else (B * Sq, 1)
 
-    @property
     def capacity(self) -> int:
         """Keys that a sequence of the plan may have."""
         return self.kv_cache.shape[1] * self.block_table.shape[1] if self.indices is None else self.indices.shape[2]
@@ -67,7 +67,7 @@ def check_call(call: Call, out=None) -> None:
     _cache(cache)
     _keys(call)
     check.same_device(**call._asdict(), out=out)
-    of, sequences = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), call.places, False), call.places[0]
+    of, sequences = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), call.places(), False), call.places()[0]
     tasks(OP, sequences, of)
     if plan is not None:
         check.shape(f"{OP}: plan", plan, (of.words(sequences),))
@@ -102,8 +102,8 @@ def _keys(call):
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                          ".contiguous()")
-    if call.capacity >= FARTHEST:
-        raise NotImplementedError(f"{OP}: {name} has room for {call.capacity} keys of a query, supported are fewer "
+    if call.capacity() >= FARTHEST:
+        raise NotImplementedError(f"{OP}: {name} has room for {call.capacity()} keys of a query, supported are fewer "
                                   "than 2^30")
 
 

@@ -24,13 +24,13 @@ def recipe(spec: MlaSpec, config: MlaConfig | None = None) -> Recipe:
 
 
 def planned(call: Call, options: Options) -> Planned:
-    return Planned.made((HEAD_DIM, HEAD_DIM_V), (call.q.shape[2], 1), call.places, False,
+    return Planned.made((HEAD_DIM, HEAD_DIM_V), (call.q.shape[2], 1), call.places(), False,
                         (-1, options.batch_invariant))
 
 
 def spec_of(call: Call, options: Options) -> MlaSpec:
     lengths = call.topk_length
-    return MlaSpec(dtypes.name_of(call.q.dtype), options.causal and call.places[1] > 1, options.return_lse,
+    return MlaSpec(dtypes.name_of(call.q.dtype), options.causal and call.places()[1] > 1, options.return_lse,
                    options.batch_invariant, call.indices is not None, 0 if lengths is None else lengths.dim(),
                    call.kv_cache.dtype == torch.uint8)
 
@@ -40,7 +40,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     that have been looked at."""
     q, cache, table, seqlens, made, indices, lengths = call
     B, Sq, H, _ = q.shape
-    sequences, queries = call.places
+    sequences, queries = call.places()
     o = q.new_empty(B, Sq, H, HEAD_DIM_V) if out is None else out
     lse = q.new_empty(B, H, Sq, dtype=torch.float32) if options.return_lse else None
     if not o.numel():
@@ -51,7 +51,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     parts = of.parts(arch.num_sms(q.device))
     slots = 2 * parts
     if of.fixed:
-        slots = sequences * of.tiles * max(1, -(-call.capacity // FIXED_KEYS))
+        slots = sequences * of.tiles * max(1, -(-call.capacity() // FIXED_KEYS))
     rows = of.together * min(ROWS, queries * H)
     partial = q.new_empty(slots, rows, HEAD_DIM_V, dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)

@@ -215,6 +215,8 @@ def came(value) -> str:
     """A value in an error's words: never long, and never read from a GPU."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {tuple(value.shape)}"
+    if isinstance(value, int) and abs(value) < 1 << 63:  # as reprlib has it, which Dynamo of torch 2.9 does not trace
+        return repr(value)
     try:
         of_parts = isinstance(value, (str, bytes, tuple, list, dict, set, int))
         return reprlib.repr(value) if of_parts else repr(value)[:80]

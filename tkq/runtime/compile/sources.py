@@ -230,9 +230,12 @@ def _inside(package):
     path = _file(package)
     if path is None or os.path.basename(path) != "__init__.py":
         return []
-    folder = pathlib.Path(path).parent
-    names = (p.relative_to(folder).with_suffix("").parts for p in folder.rglob("*.py"))
-    return [".".join((package, *parts)).removesuffix(".__init__") for parts in names if parts != ("__init__",)]
+    folder, found = os.path.dirname(path), []
+    for place, _, files in os.walk(folder):
+        within = ".".join((package, *place[len(folder):].split(os.sep)[1:]))
+        found += [within if name == "__init__.py" else f"{within}.{name[:-3]}"
+                  for name in files if name.endswith(".py")]
+    return [module for module in found if module != package]
 
 
 def _absolute(name, package):

@@ -155,7 +155,8 @@ class Cascade(NamedTuple):
 
     def suffix(self, shared) -> Call:
         """Of the keys behind ``shared``, which are whole pages."""
-        return Call(*self[:10])._replace(block_table=self.block_table[:, shared // self.k_cache.shape[1]:])
+        pages, table = shared // self.k_cache.shape[1], self.block_table
+        return Call(*self[:10])._replace(block_table=table[:, pages:] if pages else table)
 
     def prefix(self, shared) -> Call:
         """Of the shared keys: all queries are of one sequence."""
