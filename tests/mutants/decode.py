@@ -43,7 +43,7 @@ MUTANTS = (
         ("sinks_count_twice", "sinks=None, plan=self.prefix_plan, cu_seqlens_q=None)",
          "plan=self.prefix_plan, cu_seqlens_q=None)", HEADS),
         ("suffix_from_the_first_page",
-         "return Call(*self[:10])._replace(block_table=self.block_table[:, shared // self.k_cache.shape[1]:])",
+         "return Call(*self[:10])._replace(block_table=table[:, pages:] if pages else table)",
          "return Call(*self[:10])", PREFIXES),
         ("prefix_lse_of_another_head", "return states[0].view(o.shape), states[1].view(H, B, Sq).transpose(0, 1)",
          "return states[0].view(o.shape), states[1].view(B, H, Sq)", PREFIXES)),
