@@ -17,7 +17,8 @@ EACH = CANDIDATES // 4  # of a kind
 ROOM, MOST_SEQUENCES = 2048, 8  # sequences, at most; for each part: of more of them cutting costs little of the whole
 MOST_BLOCKS = 1 << 20  # of all sequences, of which more than one candidate is tried
 LEAST_ROOM = 4
-# In the time of one key block: the merge kernel; a part's partial result, and each so many of its rows.
+# Costs, in units of one block of keys: MERGE, of the merge kernel; PARTIAL, of writing a partial result, and one more
+# for each PARTIAL_ROWS of its rows.
 MERGE, PARTIAL, PARTIAL_ROWS = 4, 2, 16
 
 
