@@ -1,6 +1,7 @@
 """The command line: see the package's words."""
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 import warnings
@@ -61,4 +62,7 @@ def report(outcomes, options):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    verdict = main()
+    sys.stdout.flush()
+    # what was found is said: autograd's threads may abort a process whose interpreter ends (pytorch/pytorch#38228)
+    os._exit(verdict)

@@ -19,13 +19,14 @@ def launches():
 
 TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))
 CASES = call_cases.cases(TENSORS)
+EACH = [x if torch.is_tensor(x) else x() for x in vars(TENSORS).values()]
 
 
 def look(given):
     """What a kernel sees of its arguments: tensors by sizes, strides and types, and by where in which memory where that
     is not new."""
     if isinstance(given, torch.Tensor):
-        storages = {x.untyped_storage().data_ptr() for x in vars(TENSORS).values()}
+        storages = {x.untyped_storage().data_ptr() for x in EACH}
         storage = given.untyped_storage().data_ptr()
         return (given.shape, given.stride(), given.dtype,
                 (storage, given.storage_offset()) if storage in storages else given.storage_offset())

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
 
 TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))
 CASES = call_cases.cases(TENSORS)
+EACH = [x if torch.is_tensor(x) else x() for x in vars(TENSORS).values()]
 # Copies or transforms before its launch, launches twice, depends on more than `take` looks at, has a short way in
 # Python, or none.
 LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids", "merge_state",
@@ -50,7 +51,7 @@ def kernels(launches, monkeypatch):  # noqa: F811
 @pytest.mark.parametrize("name", CASES)
 def test_ops(kernels, monkeypatch, name):
     """The fourth call asks nothing in Python, and launches what the first did."""
-    addresses = {x.data_ptr() for x in vars(TENSORS).values()}
+    addresses = {x.data_ptr() for x in EACH}
 
     def launched():
         found = [(recipe, hide(given)) for recipe, given in kernels]
