@@ -72,7 +72,10 @@ def sanitized(tool, module, *arguments):
                          ids=["all but attention", "attention", "segments"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_nothing_is_found(tool, cases):
-    """All families in one process: most of the time is the tool's start."""
+    """All families in one process, whose kernels others have compiled: most of the time is the tool's start."""
+    ahead = subprocess.run([sys.executable, "-m", "tests.helpers.sanitizer.ahead", cases.__name__], cwd=ROOT,
+                           capture_output=True, text=True)
+    assert ahead.returncode == 0, ahead.stderr[-2000:]
     done = sanitized(tool, cases.__name__, *cases.FAMILIES)
     report = f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     raced = races(done.stdout)

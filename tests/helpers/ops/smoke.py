@@ -113,9 +113,8 @@ def recipes(only=None) -> list:
     """What the cases take, or those named. For a process of its own: see ``tkq.runtime.compile.dry_run``."""
     from tkq.runtime.compile import dry_run
 
-    on_cpu = vars(inputs("cpu"))
     dry_run.begin()
-    calls = cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
+    calls = cases(inputs("meta"))
     for name in only or calls:
         calls[name]()
     return dry_run.taken()
