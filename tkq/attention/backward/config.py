@@ -27,7 +27,7 @@ class BackwardConfig:
     (``dq_serial``); "ordered": through shared memory, by warps that wait for the blocks before, so that dQ has the same
     bits in each run (``dq_ordered``).
     dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
-    memory, one for each sender, or one in all.
+    memory, one for each sender, or one in all, or 0: it goes from registers (``dq_ordered_registers``).
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -147,8 +147,8 @@ class BackwardConfig:
         return self
 
     def _check_ordered(self, width):
-        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
-            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
+        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (0, 1, self.dq_senders):
+            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 0, 1 or as many")
         if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
             raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
         if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:

@@ -16,6 +16,7 @@ from tkq.attention.backward.dq_atomic import AddDq
 from tkq.attention.backward.dq_first_store import FirstStoreDq
 from tkq.attention.backward.dq_kernel import DqKernel
 from tkq.attention.backward.dq_ordered import OrderedDq
+from tkq.attention.backward.dq_ordered_registers import OrderedDqFromRegisters
 from tkq.attention.backward.dq_serial import SerialDq
 from tkq.attention.backward.dq_tile import DqTile
 from tkq.attention.backward.dq_warpgroup import DqByQueryHead, DqByTask
@@ -210,7 +211,7 @@ class BackwardKernel:
             ds=al.tile(tiles.ds, tiles.of_keys * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
             p=self.dkv.p_ring(al), dq=self.dq_tile.staging(al), dq_full=al.semaphores(4) if c.serial else None,
-            dq_pipe=al.pipe(c.dq_senders, 0, 1, producers=4) if c.ordered else None,
+            dq_pipe=self.dq.pipe(al) if c.ordered else None,
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
             tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps + senders) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
@@ -303,7 +304,8 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
     if config.serial:
         return SerialDq(spec, config, tile, scheduler)
     if config.ordered:
-        return OrderedDq(spec, config, tile, scheduler, helper_warps)
+        kind = OrderedDq if config.dq_stages else OrderedDqFromRegisters
+        return kind(spec, config, tile, scheduler, helper_warps)
     if config.by_query_head:
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)
         return DqByQueryHead(spec, config, store, scheduler, helper_warps)
