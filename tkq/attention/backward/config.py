@@ -28,6 +28,7 @@ class BackwardConfig:
     bits in each run (``dq_ordered``).
     dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
     memory, one for each sender, or one in all, or 0: it goes from registers (``dq_ordered_registers``).
+    convert_behind: with "ordered", ``BackwardPostprocess`` converts dQ, not the helper warps.
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -65,6 +66,7 @@ class BackwardConfig:
     heads_per_task: int = 0
     dq_stages: int = 1
     dq_senders: int = 2
+    convert_behind: bool = False
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
@@ -151,6 +153,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 0, 1 or as many")
         if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
             raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
+        if self.convert_behind and not self.ordered:
+            raise ValueError(f"{self}: convert_behind needs dq_reduce ordered")
         if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
             raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
 

@@ -21,7 +21,7 @@ from tkq.attention.backward.dq_serial import SerialDq
 from tkq.attention.backward.dq_tile import DqTile
 from tkq.attention.backward.dq_warpgroup import DqByQueryHead, DqByTask
 from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps
-from tkq.attention.backward.helper_warps import ConvertHelperWarps, Counters, HelperOperands, HelperWarps
+from tkq.attention.backward.helper_warps import ConvertHelperWarps, Counters, HelperOperands, HelperWarps, SendersAlone
 from tkq.attention.backward.math import Scores
 from tkq.attention.backward.postprocess import BackwardPostprocess
 from tkq.attention.backward.preprocess import TILES_PREPROCESSED_BEFORE, BackwardPreprocess, PreprocessFirstTiles, Rows
@@ -154,7 +154,10 @@ class BackwardKernel:
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
+        if const_expr(c.convert_behind):
+            BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, 0, stream,
+                                         helper_operands.counters.ready)
+        elif const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
             BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, parts.dq_serial.tiles
                                          if const_expr(c.serial) else 0, stream)
         elif const_expr(spec.dq and not c.adds_dq(spec)):
@@ -294,7 +297,7 @@ def helper_warps_of(spec: BackwardSpec, config: BackwardConfig, scheduler: TileS
     """Or None."""
     if not config.helper_warps:
         return None
-    kind = (PreprocessHelperWarps if config.fuse_preprocess else
+    kind = (PreprocessHelperWarps if config.fuse_preprocess else SendersAlone if config.convert_behind else
             ConvertHelperWarps if config.ordered or config.dq_reduce == "first_store" else HelperWarps)
     return kind(spec, config, scheduler)
 
