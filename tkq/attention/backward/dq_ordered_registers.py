@@ -1,6 +1,6 @@
 """dQ policy "ordered" without a place in shared memory: as ``dq_ordered``, but the dQ warpgroup stores or adds from its
 registers, when a warp that waits for the blocks before says that it may. Above head_dim 128, where a tile of dQ is 64
-KB, its way through shared memory would take a third of its bandwidth, and room that P and dS need for a second stage."""
+KB, its way through shared memory would take a third of its bandwidth, and the room of P's and dS's second stages."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr

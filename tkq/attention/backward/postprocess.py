@@ -21,8 +21,8 @@ class BackwardPostprocess:
     @cute.jit
     def __call__(self, acc: cute.Tensor, dq: cute.Tensor, layout: Any, scale: Float32, first, stream: cuda.CUstream,
                  added: Optional[cute.Tensor] = None):
-        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made. added:
-        of each tile, how many blocks of keys are in it; where none is, acc holds nothing, and dq is 0."""
+        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made.
+        added: of each tile, how many blocks of keys are in it; where none is, acc holds nothing, and dq is 0."""
         self.kernel(acc, stores(dq, self.out, layout.ragged), layout, dq.shape[-2], scale, added).launch(
             grid=[cute.size(acc, mode=[0]) - first, 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)

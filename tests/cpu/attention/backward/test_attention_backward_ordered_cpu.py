@@ -200,8 +200,8 @@ def test_a_tile_is_added_up_in_one_order_whatever_the_timing(problem, num_sms, s
 
 
 class MachineOfRegisters(Machine):
-    """The dQ warpgroup sends from its registers, when a sender gives a tile its turn; what it has sent is in flight until
-    the sender waits for it."""
+    """The dQ warpgroup sends from its registers, when a sender gives a tile its turn; what it has sent is in flight
+    until the sender waits for it."""
 
     def __init__(self, problem, num_sms, senders, wrong=""):
         super().__init__(problem, num_sms, senders, False, wrong)
