@@ -92,6 +92,11 @@ class BackwardConfig:
         """The blocks add to a tile of dQ one after the other, always in one order."""
         return self.dq_reduce == "ordered"
 
+    @property
+    def dq_from_registers(self) -> bool:
+        """dQ is added up from registers, not by way of shared memory."""
+        return self.dq_reduce == "atomic" or (self.ordered and not self.dq_stages)
+
     def adds_dq(self, spec: BackwardSpec) -> bool:
         """Is dQ added up by the blocks that have the keys? Else a kernel of its own makes it."""
         return spec.dq and (self.ordered or not spec.deterministic)

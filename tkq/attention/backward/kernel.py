@@ -307,7 +307,7 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
     if config.serial:
         return SerialDq(spec, config, tile, scheduler)
     if config.ordered:
-        kind = OrderedDq if config.dq_stages else OrderedDqFromRegisters
+        kind = OrderedDqFromRegisters if config.dq_from_registers else OrderedDq
         return kind(spec, config, tile, scheduler, helper_warps)
     if config.by_query_head:
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)

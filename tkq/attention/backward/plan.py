@@ -159,7 +159,7 @@ def shipped():
 def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
-    dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if config.adds_dq(spec) else ()
+    dq = ("REDG" if config.dq_from_registers else "UBLKRED",) if config.adds_dq(spec) else ()
     # of tiles of 128 queries, two registers more than there are: a few values wait on the stack, once in a tile
     short = spec.width == 64 and (config.serial or config.fuse_preprocess)
     return Expectation(
