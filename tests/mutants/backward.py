@@ -13,6 +13,8 @@ LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS
         "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
 ORDERED, ORDERED_STORES, ORDERED_AT_ONCE = (pressed(x) for x in (
     "naps-backward_ordered", "stores-backward_ordered", "naps-backward_ordered_at_once"))
+ORDERED_WIDE, ORDERED_WIDE_AT_ONCE = (pressed(x) for x in (
+    "naps-backward_ordered_wide", "naps-backward_ordered_wide_at_once"))
 EQUAL, EQUAL_WIDE = ((f"tests/gpu/attention/test_attention_backward.py::test_equal_accuracy[{case}]",)
                      for case in ("False-128", "True-256"))
 FOLDER = "tkq/attention/"
@@ -255,6 +257,18 @@ MUTANTS = (
                 for other in range(self.config.dq_senders):
                     s.dq_pipe.acquire_empty(PartOfSender(other, 0))
          """, "    pass", ORDERED_AT_ONCE)),
+    *family(
+        "backward", FOLDER + "backward/dq_ordered_registers.py",
+        ("ordered_wide_dq_out_of_order",
+         "wait_count(words, Int32(number), self.scheduler.blocks_before(g, t, m))", "", ORDERED_WIDE_AT_ONCE),
+        ("ordered_wide_dq_without_its_turn", """
+            if const_expr(i == 0):
+                s.dq_pipe.wait(turn)
+         """, "", ORDERED_WIDE_AT_ONCE),
+        ("ordered_wide_dq_counted_before_it_left", "tk.wait(s.dq_pipe.empty[turn.stage], turn.phase)", "",
+         ORDERED_WIDE_AT_ONCE),
+        ("ordered_wide_dq_added_to_what_is_not_there", "first = self.scheduler.blocks_before(g, t, m) == 0",
+         "first = self.scheduler.blocks_before(g, t, m) < 0", ORDERED_WIDE)),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
         ("dq_signalled_before_it_is_there", """

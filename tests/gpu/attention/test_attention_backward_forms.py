@@ -15,7 +15,8 @@ PERSISTENT = {"store_from_registers": True, "persistent": True}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 DQ_SERIAL = {**PERSISTENT, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
-ORDERED256 = {**BULK, **HELPER_WARPS, "dq_reduce": "ordered", "registers": (32, 64, 208, 208)}
+ORDERED256 = {**HELPER_WARPS, "dq_reduce": "ordered", "dq_stages": 0, "registers": (32, 64, 208, 208)}
+ORDERED_BEHIND = {**ORDERED256, "convert_behind": True}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True)
                for change in ({"dkv_parts": 4}, {"dkv_parts": 1, "ping_pong": True}, HELPER_WARPS)]
@@ -53,8 +54,9 @@ def test_form(dim, causal, dtype, change, monkeypatch):
 
 @pytest.mark.parametrize("dim, causal, change", (
     (64, True, {}), (128, True, {}), pytest.param(64, False, {}, marks=pytest.mark.slow),
-    pytest.param(128, False, {}, marks=pytest.mark.slow), pytest.param(256, True, ORDERED256, marks=pytest.mark.slow),
-    pytest.param(256, False, ORDERED256, marks=pytest.mark.slow),
+    pytest.param(128, False, {}, marks=pytest.mark.slow), *(
+        pytest.param(256, causal, change, marks=pytest.mark.slow) for causal in (True, False)
+        for change in (ORDERED256, ORDERED_BEHIND)),
     *(pytest.param(128, True, change, marks=pytest.mark.slow) for change in (
         {"dq_senders": 1, "dq_stages": 1}, {"dq_senders": 3, "dq_stages": 1}, {"longest_first": False},
         {"tail_waves": 2, "l2_section_mb": 1}))), ids=shown)

@@ -200,6 +200,19 @@ def backward_ordered_at_once():
     backward(_DQ_ORDERED[64], dim=64, causal=False, few=False, deterministic=True)
 
 
+def backward_ordered_wide():
+    """From registers."""
+    from tkq.attention.backward.plan import _D256_ORDERED
+
+    backward(_D256_ORDERED, dim=256, deterministic=True)
+
+
+def backward_ordered_wide_at_once():
+    from tkq.attention.backward.plan import _D256_ORDERED
+
+    backward(_D256_ORDERED, dim=256, causal=False, few=False, deterministic=True)
+
+
 def backward_packed(config, lengths=None, causal=False):
     from tests.helpers.attention.varlen_gradients import MIXED, Problem
     from tkq.attention.arguments import Options
@@ -308,5 +321,5 @@ CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, delta_blocks
          attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
-         backward_ordered, backward_ordered_at_once,
+         backward_ordered, backward_ordered_at_once, backward_ordered_wide, backward_ordered_wide_at_once,
          backward_chain, backward_seamless)

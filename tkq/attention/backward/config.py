@@ -27,7 +27,8 @@ class BackwardConfig:
     (``dq_serial``); "ordered": through shared memory, by warps that wait for the blocks before, so that dQ has the same
     bits in each run (``dq_ordered``).
     dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
-    memory, one for each sender, or one in all.
+    memory, one for each sender, or one in all, or 0: it goes from registers (``dq_ordered_registers``).
+    convert_behind: with "ordered", ``BackwardPostprocess`` converts dQ, not the helper warps.
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -65,6 +66,7 @@ class BackwardConfig:
     heads_per_task: int = 0
     dq_stages: int = 1
     dq_senders: int = 2
+    convert_behind: bool = False
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
@@ -89,6 +91,11 @@ class BackwardConfig:
     def ordered(self) -> bool:
         """The blocks add to a tile of dQ one after the other, always in one order."""
         return self.dq_reduce == "ordered"
+
+    @property
+    def dq_from_registers(self) -> bool:
+        """dQ is added up from registers, not by way of shared memory."""
+        return self.dq_reduce == "atomic" or (self.ordered and not self.dq_stages)
 
     def adds_dq(self, spec: BackwardSpec) -> bool:
         """Is dQ added up by the blocks that have the keys? Else a kernel of its own makes it."""
@@ -147,10 +154,12 @@ class BackwardConfig:
         return self
 
     def _check_ordered(self, width):
-        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (1, self.dq_senders):
-            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 1 or as many")
+        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (0, 1, self.dq_senders):
+            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 0, 1 or as many")
         if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
             raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
+        if self.convert_behind and not self.ordered:
+            raise ValueError(f"{self}: convert_behind needs dq_reduce ordered")
         if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
             raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
 

@@ -52,6 +52,10 @@ class OrderedDq:
         self.parts, self.part_bytes = self.rows * self.cols, 64 * config.dq_cols * 4
         self.one_buffer = config.dq_stages < config.dq_senders
 
+    def pipe(self, al):
+        """Of parts, drawn above."""
+        return al.pipe(self.config.dq_senders, 0, 1, producers=4)
+
     def buffer(self, s, sender):
         """(4, lane, quads, warps): where a sender's parts are."""
         return s.dq[None, None, None, None, 0 if self.one_buffer else sender]

@@ -20,7 +20,7 @@ class DqTile:
     def staging(self, al):
         """(4, lane, quads, warps [, parts or stages of a pipe]) fp32: a part of dQ as the threads have it."""
         c = self.config
-        if c.dq_reduce == "atomic" or not c.adds_dq(self.spec):
+        if c.dq_from_registers or not c.adds_dq(self.spec):
             return None
         rows, cols = c.dq_parts(self.spec.width)
         shape = 4, 32, c.dq_cols // 8, 4, *((rows * cols,) if c.serial else (c.dq_stages,) if c.ordered else ())

@@ -237,6 +237,13 @@ class ConvertHelperWarps(HelperWarps):
             self.load(x, theirs, first)
 
 
+class SendersAlone(HelperWarps):
+    """With ``convert_behind``: no helper warp does more than ``OrderedDq`` asks of it."""
+
+    def run(self, g):
+        pass
+
+
 def columns(x: cute.Tensor, first) -> cute.Tensor:
     """Of (rows, columns), from column ``first``, a multiple of 8, on."""
     rows, cols = x.shape

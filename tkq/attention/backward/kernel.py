@@ -16,11 +16,12 @@ from tkq.attention.backward.dq_atomic import AddDq
 from tkq.attention.backward.dq_first_store import FirstStoreDq
 from tkq.attention.backward.dq_kernel import DqKernel
 from tkq.attention.backward.dq_ordered import OrderedDq
+from tkq.attention.backward.dq_ordered_registers import OrderedDqFromRegisters
 from tkq.attention.backward.dq_serial import SerialDq
 from tkq.attention.backward.dq_tile import DqTile
 from tkq.attention.backward.dq_warpgroup import DqByQueryHead, DqByTask
 from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps
-from tkq.attention.backward.helper_warps import ConvertHelperWarps, Counters, HelperOperands, HelperWarps
+from tkq.attention.backward.helper_warps import ConvertHelperWarps, Counters, HelperOperands, HelperWarps, SendersAlone
 from tkq.attention.backward.math import Scores
 from tkq.attention.backward.postprocess import BackwardPostprocess
 from tkq.attention.backward.preprocess import TILES_PREPROCESSED_BEFORE, BackwardPreprocess, PreprocessFirstTiles, Rows
@@ -153,7 +154,10 @@ class BackwardKernel:
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
+        if const_expr(c.convert_behind):
+            BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, 0, stream,
+                                         helper_operands.counters.ready)
+        elif const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
             BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, parts.dq_serial.tiles
                                          if const_expr(c.serial) else 0, stream)
         elif const_expr(spec.dq and not c.adds_dq(spec)):
@@ -210,7 +214,7 @@ class BackwardKernel:
             ds=al.tile(tiles.ds, tiles.of_keys * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
             p=self.dkv.p_ring(al), dq=self.dq_tile.staging(al), dq_full=al.semaphores(4) if c.serial else None,
-            dq_pipe=al.pipe(c.dq_senders, 0, 1, producers=4) if c.ordered else None,
+            dq_pipe=self.dq.pipe(al) if c.ordered else None,
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
             tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps + senders) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
@@ -293,7 +297,7 @@ def helper_warps_of(spec: BackwardSpec, config: BackwardConfig, scheduler: TileS
     """Or None."""
     if not config.helper_warps:
         return None
-    kind = (PreprocessHelperWarps if config.fuse_preprocess else
+    kind = (PreprocessHelperWarps if config.fuse_preprocess else SendersAlone if config.convert_behind else
             ConvertHelperWarps if config.ordered or config.dq_reduce == "first_store" else HelperWarps)
     return kind(spec, config, scheduler)
 
@@ -303,7 +307,8 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
     if config.serial:
         return SerialDq(spec, config, tile, scheduler)
     if config.ordered:
-        return OrderedDq(spec, config, tile, scheduler, helper_warps)
+        kind = OrderedDqFromRegisters if config.dq_from_registers else OrderedDq
+        return kind(spec, config, tile, scheduler, helper_warps)
     if config.by_query_head:
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)
         return DqByQueryHead(spec, config, store, scheduler, helper_warps)

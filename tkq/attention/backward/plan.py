@@ -118,6 +118,8 @@ _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_sect
 # S 2048 and 8192).
 _DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
                128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2)}
+_D256_ORDERED = replace(_D256, dq_reduce="ordered", dq_stages=0, persistent=True, store_from_registers=True,
+                        helper_warps=True, registers=(32, 64, 208, 208), l2_section_mb=64)
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
@@ -157,7 +159,7 @@ def shipped():
 def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
-    dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if config.adds_dq(spec) else ()
+    dq = ("REDG" if config.dq_from_registers else "UBLKRED",) if config.adds_dq(spec) else ()
     # of tiles of 128 queries, two registers more than there are: a few values wait on the stack, once in a tile
     short = spec.width == 64 and (config.serial or config.fuse_preprocess)
     return Expectation(

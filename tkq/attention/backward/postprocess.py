@@ -1,5 +1,5 @@
 """After attention's backward: dQ from the fp32 accumulator."""
-from typing import Any
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
@@ -19,14 +19,17 @@ class BackwardPostprocess:
         self.out = tk.st(64, config.dq_cols, tk.element_type(spec.dtype))
 
     @cute.jit
-    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, layout: Any, scale: Float32, first, stream: cuda.CUstream):
-        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made."""
-        self.kernel(acc, stores(dq, self.out, layout.ragged), layout, dq.shape[-2], scale).launch(
+    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, layout: Any, scale: Float32, first, stream: cuda.CUstream,
+                 added: Optional[cute.Tensor] = None):
+        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made.
+        added: of each tile, how many blocks of keys are in it; where none is, acc holds nothing, and dq is 0."""
+        self.kernel(acc, stores(dq, self.out, layout.ragged), layout, dq.shape[-2], scale, added).launch(
             grid=[cute.size(acc, mode=[0]) - first, 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)
 
     @cute.kernel
-    def kernel(self, acc: cute.Tensor, dq: tk.gl, layout: Any, heads: Int32, scale: Float32):
+    def kernel(self, acc: cute.Tensor, dq: tk.gl, layout: Any, heads: Int32, scale: Float32,
+               added: Optional[cute.Tensor]):
         # the last heads first: they are in L2
         n, part = cute.size(acc, mode=[0]) - Int32(cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
@@ -34,15 +37,22 @@ class BackwardPostprocess:
         cute.arch.griddepcontrol_wait()
         if const_expr(layout.ragged):
             if at.number * self.config.tile < at.rows_q:  # else the slot has no row
-                self.convert(acc[Int64(n), None], dq.part(at.rows_q), out, at, part, scale)
+                self.convert(acc[Int64(n), None], dq.part(at.rows_q), out, at, part, scale, self.is_there(added, n))
         else:
-            self.convert(acc[Int64(n), None], dq, out, at, part, scale)
+            self.convert(acc[Int64(n), None], dq, out, at, part, scale, self.is_there(added, n))
+
+    def is_there(self, added, n):
+        """Has anything been added up for tile n? None: always."""
+        return None if added is None else added[n] > 0
 
     @cute.jit
-    def convert(self, acc, dq, out, at, part, scale):
+    def convert(self, acc, dq, out, at, part, scale, there):
         rows, cols = self.parts
         x = tk.rt_fl(self.config.dq_cols)
         load_part(x, acc, part)
+        if const_expr(there is not None):
+            if not there:
+                tk.zero(x)
         tk.mul(x, x, scale)
         tk.store(out, x)
         tk.publish()

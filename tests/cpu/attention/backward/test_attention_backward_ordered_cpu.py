@@ -166,6 +166,7 @@ class Machine:
             self.words[tile] += 1
 
     def convert(self):
+        """Any warp, when it has no task."""
         for head, m in self.to_convert:
             tile, wanted = (head, m), self.problem.wanted(head, m)
             yield lambda tile=tile, wanted=wanted: self.words[tile] >= len(wanted) - (self.wrong == "complete")
@@ -198,6 +199,52 @@ def test_a_tile_is_added_up_in_one_order_whatever_the_timing(problem, num_sms, s
     Machine(problem, num_sms, senders, one_buffer).run(rng.choice)
 
 
+class MachineOfRegisters(Machine):
+    """The dQ warpgroup sends from its registers, when a sender gives a tile its turn; what it has sent is in flight
+    until the sender waits for it."""
+
+    def __init__(self, problem, num_sms, senders, wrong=""):
+        super().__init__(problem, num_sms, senders, False, wrong)
+
+    def dq_warpgroup(self, i):
+        turn = 0
+        for task in self.tasks:
+            self.taken[i].append(task)
+            for m in self.problem.tiles(*task):
+                sender, phase = turn % self.senders, turn // self.senders % 2
+                if self.wrong != "turn":
+                    yield lambda sender=sender, phase=phase: self.full[i, sender] % 2 != phase
+                self.buffers[i, sender] = *task, m
+                self.empty[i, sender] += 1
+                turn += 1
+                yield lambda: True
+        self.done[i] = True
+        yield from self.convert()
+
+    def send_tile(self, i, sender, head, block, m):
+        before, tile = self.problem.before(head, block, m), (head, m)
+        phase = self.full[i, sender] % 2
+        if self.wrong != "order":
+            yield lambda: self.words[tile] >= before
+        self.full[i, sender] += 1
+        if self.wrong != "left":
+            yield lambda: self.empty[i, sender] % 2 != phase
+        if self.wrong == "count":
+            self.words[tile] += 1
+            yield lambda: True
+        assert self.buffers.get((i, sender)) == (head, block, m), "another tile was sent"
+        for part in range(PARTS):
+            assert (before == 0) == ((tile, part) not in self.acc), "stored twice, or onto what has been added"
+            self.acc.setdefault((tile, part), []).append(block)
+        if self.wrong != "count":
+            self.words[tile] += 1
+
+
+@given(problems(), st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=True))
+def test_so_it_is_from_registers(problem, num_sms, senders, rng):
+    MachineOfRegisters(problem, num_sms, senders).run(rng.choice)
+
+
 CAUSAL = Problem(QueryExtent(12, 16, 2, 4, None, 0), 3, 2, 1, True)
 
 
@@ -211,6 +258,16 @@ def test_a_model_that_is_wrong_is_found(wrong, why):
     with pytest.raises(AssertionError, match=why):
         for seed in range(100):
             Machine(CAUSAL, 3, 2, True, wrong).run(random.Random(seed).choice)
+
+
+@pytest.mark.parametrize("wrong, why", (
+    ("order", "finished as|stored twice"), ("count", "finished as|stored twice"), ("complete", "finished as"),
+    ("claims", "all wait"), ("turn", "another tile|all wait"), ("left", "another tile")))
+def test_a_model_of_registers_that_is_wrong_is_found(wrong, why):
+    """turn: a tile leaves without having been given its turn. left: it is counted in before it has left."""
+    with pytest.raises(AssertionError, match=why):
+        for seed in range(100):
+            MachineOfRegisters(CAUSAL, 3, 2, wrong).run(random.Random(seed).choice)
 
 
 def test_a_tile_that_no_block_sees_is_not_read():
@@ -269,7 +326,8 @@ def test_where_it_is_planned(width):
 
 @pytest.mark.parametrize("change, words", (
     (dict(helper_warps=False), "ordered needs helper_warps"), (dict(by_query_head=True), "without fuse_preprocess"),
-    (dict(fuse_preprocess=True), "without fuse_preprocess"), (dict(dq_stages=0), "dq_stages 1 or as many"),
+    (dict(fuse_preprocess=True), "without fuse_preprocess"), (dict(dq_stages=3), "dq_stages 0, 1 or as many"),
+    (dict(dq_reduce="bulk", convert_behind=True), "convert_behind needs dq_reduce ordered"),
     (dict(dq_senders=4), "dq_senders is 1, 2 or 3"), (dict(dq_senders=3, dq_stages=3), "bytes of shared memory"),
     (dict(dq_cols=128, registers=(32, 96, 192)), "an even number of parts")))
 def test_what_cannot_run_is_refused(change, words):
