@@ -1,4 +1,4 @@
-"""Exponentials in e4m3 by integers and pairs of float16: none of the units that have a function for it, no conversion."""
+"""Exponentials in e4m3 by integers and pairs of float16: without MUFU, and without a conversion."""
 import struct
 
 import cutlass.cute as cute

@@ -84,8 +84,9 @@ class Fp8Config:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
         if self.norm not in NORMS:
             raise ValueError(f"{self}: norm is {self.norm!r}, allowed are {', '.join(map(repr, NORMS))}")
-        if self.integers < 0 or self.integers and self.norm != "products":
-            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, 1 and up")
+        if self.integers not in (0, *range(2, 17)) or (self.integers and self.norm != "products"):
+            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, 2 to "
+                             "16")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -16,7 +16,6 @@ from tkq.attention.fp8.spec import Fp8Spec
 from tkq.attention.fp8.state import Globals, Shared, Tiles, field_names
 from tkq.runtime.compile import fake
 
-
 ONE = 0x38  # in e4m3
 
 
