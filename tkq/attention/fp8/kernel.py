@@ -127,9 +127,10 @@ class Fp8Forward:
         """By all threads, before the block begins."""
         words = ONES * self.config.kv // 4
         at = cute.make_tensor(cute.recast_ptr(smem.ones.staged.iterator, dtype=Int32), cute.make_layout(words))
-        thread = cute.arch.thread_idx()[0]
-        if thread < words:
-            at[thread] = Int32(ONE * 0x01010101)
+        thread, threads = cute.arch.thread_idx()[0], tk.WARPGROUP * (self.config.consumers + 1)
+        for i in cutlass.range_constexpr(-(-words // threads)):
+            if thread + i * threads < words:
+                at[thread + i * threads] = Int32(ONE * 0x01010101)
         tk.publish()
 
     @cute.kernel
