@@ -6,6 +6,8 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes --slow", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
+INTEGERS, NONE = (TESTS + "test_p_by_integers",), (TESTS + "test_numbers_that_are_none_by_integers",)
+EXPONENTS = ("tests/gpu/tile/test_tile_narrow.py::test_exp2_e4m3",)
 WINDOWS = tuple(f"{WINDOWS[0]}[{case}]" for case in ("two_level-128", "two_level-256", "fast-64"))
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options --slow",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
@@ -25,7 +27,7 @@ MUTANTS = (
         ("rows_below_zero_are_in_range",
          "found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)",
          "found = found | (top * self.factor(g, regs) - row_max > SHIFT)", MOVING),
-        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", MOVING),
+        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "pass", MOVING),
         ("no_descale_of_v", "tk.mul(regs.last_norm, regs.last_norm, regs.factors[1])", "pass", DESCALES)),
     *family(
         "fp8_attention", FOLDER + "consumer.py",
@@ -35,14 +37,18 @@ MUTANTS = (
          """, "self.multiply(smem, regs, 0)", LOADS),
         ("no_wait_for_v_of_several_parts", """
             smem.v_pipe.wait(regs.v)
+            self.sum_up(smem, regs)
             for part in range(self.config.parts):
-         """, "for part in range(self.config.parts):", PARTS_LOADS),
+         """, """
+            self.sum_up(smem, regs)
+            for part in range(self.config.parts):
+         """, PARTS_LOADS),
         ("k_freed_before_its_product", """
-            tk.mma_wait(1)
+            tk.mma_wait(2 if const_expr(self.by_ones) else 1)
             self.release(smem.k_pipe, regs.k)
          """, """
             self.release(smem.k_pipe, regs.k)
-            tk.mma_wait(1)
+            tk.mma_wait(2 if const_expr(self.by_ones) else 1)
          """, READS),
         ("o_is_not_rescaled", "tk.mul_row(regs.o[part], regs.o[part], regs.correct)", "pass", MOVING),
         ("product_of_the_block_before_stays", "tk.mm_ABt(regs.product, regs.p, v, b_part=part)",
@@ -140,8 +146,23 @@ MUTANTS = (
     *family(
         "fp8_attention", "tkq/tile/float8.py",
         ("rows_of_p_swapped",
-         "first = 8 * i + 2 * row  # elements: two columns, the same of the other row, then eight columns on",
-         "first = 8 * i + 2 * (1 - row)", SIZES),
-        ("columns_of_p_in_their_own_order", "words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])",
-         "words[2 * i + row] = _cvt4([s[first + j] for j in (4, 5, 0, 1)])", SIZES)),
+         "first = 8 * (group // 2) + 2 * (group % 2)", "first = 8 * (group // 2) + 2 * (1 - group % 2)", SIZES),
+        ("columns_of_p_in_their_own_order", "return [first + j for j in (0, 1, 4, 5)]",
+         "return [first + j for j in (4, 5, 0, 1)]", SIZES)),
+    *family(
+        "fp8_attention_integers", FOLDER + "consumer.py",
+        ("sum_of_the_last_block_alone", "regs.norm.tensor[r] = regs.norm.tensor[r] + regs.sums.tensor[2 * r]",
+         "regs.norm.tensor[r] = regs.sums.tensor[2 * r]", INTEGERS),
+        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "pass", INTEGERS),
+        ("a_row_has_four_sums", "tk.mul(regs.last_norm, regs.last_norm, 0.25)", "pass", INTEGERS)),
+    *family(
+        "fp8_attention_integers", FOLDER + "softmax.py",
+        ("nan_is_lost", "regs.max.tensor[r] = cutlass.select_(top != top, top, regs.max.tensor[r])", "pass", NONE)),
+    *family(
+        "exp2_e4m3", "tkq/tile/exp2_float8.py",
+        ("no_curve", "CURVE = 175.7", "CURVE = 0.0", EXPONENTS), ("rounded_down", "LESS = 24", "LESS = 88", EXPONENTS),
+        ("one_row_s_shift", "begin = [0.5 - shift.tensor[row] * (1 / RANGE) for row in range(2)]",
+         "begin = [0.5 - shift.tensor[0] * (1 / RANGE) for row in range(2)]", EXPONENTS),
+        ("subnormal_as_normal", 'f"max.s16x2 {pair}, {pair}, s;")', 'f"max.s16x2 {pair}, {pair}, {pair};")',
+         EXPONENTS)),
 )

@@ -29,6 +29,7 @@ from .block import (
 )
 from .bulk import bulk_add, bulk_commit, bulk_load, bulk_send, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
+from .exp2_float8 import exp2_e4m3
 from .exponentials import exp2_polynomial
 from .float8 import copy_e4m3
 from .grid import grid_arrive, grid_ticket, grid_wait

@@ -26,23 +26,33 @@ def operand_column(k):
     return 8 * (k % 4 // 2) + 2 * (k // 4) + k % 2
 
 
-def copy_e4m3(dst: RegTile, src: RegTile):
+def groups(x: RegTile) -> int:
+    """Of four elements of a thread, which become a word of four bytes."""
+    return x.cols // 8
+
+
+def group_elements(group) -> list:
+    """Of an accumulator, in the order of the word's bytes: two columns of a row, and those eight on. The group's row is
+    the thread's second one where its number is odd."""
+    first = 8 * (group // 2) + 2 * (group % 2)
+    return [first + j for j in (0, 1, 4, 5)]
+
+
+def copy_e4m3(dst: RegTile, src: RegTile, chosen=None):
     """dst = src rounded to e4m3, to nearest even, finite numbers beyond 448 to 448: an fp32 accumulator becomes an A
     operand, without an exchange between threads.
 
     An accumulator has two neighbouring columns a thread, an operand of 8 bits four: so the columns of each 16 come in
-    another order, ``operand_column``, that operand b's rows must have too: a sum over them does not depend on it. Each
-    thread, its own elements."""
+    another order, ``operand_column``, that operand b's rows must have too: a sum over them does not depend on it.
+    chosen: which of the ``groups`` of four elements, known when compiled; None: all. Each thread, its own elements."""
     for name, x, dtype in (("dst", dst, Float8E4M3FN), ("src", src, Float32)):
         if not isinstance(x, RegTile) or x.dtype is not dtype:
             raise TypeError(f"copy_e4m3: {name} is {x}, allowed are an e4m3 dst and an fp32 src, register tiles")
     if dst.cols != src.cols:
         raise ValueError(f"copy_e4m3: src is {src}, dst is {dst}: as many columns are allowed")
     words, s = cute.recast_tensor(dst.tensor, Int32), src.tensor
-    for i in range(src.cols // OPERAND_GROUP):
-        for row in range(2):
-            first = 8 * i + 2 * row  # elements: two columns, the same of the other row, then eight columns on
-            words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])
+    for group in range(groups(src)) if chosen is None else chosen:
+        words[group] = _cvt4([s[i] for i in group_elements(group)])
 
 
 @dsl_user_op

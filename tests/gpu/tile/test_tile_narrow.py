@@ -58,6 +58,35 @@ def test_copy_e4m3(cols):
     same(out, a[:, order].clamp(-448, 448).to(out.dtype), "e4m3")
 
 
+@pytest.mark.parametrize("every", (1, 3))
+def test_exp2_e4m3(every):
+    """Within 0.55 of the last bit, and exact for powers of 2; small numbers, infinities and NaN; groups that are not
+    chosen stay as they are."""
+    cols, factor = 64, 0.37
+    wanted = torch.linspace(-12, 8, 64 * cols, device="cuda")[torch.randperm(64 * cols, device="cuda")].view(64, cols)
+    shift = normal("fp32", 64, seed=1) * 3
+    wanted[0] = torch.arange(cols, device="cuda") % 20 - 11.0
+    a = (wanted + shift[:, None]) / factor
+    a[0] = torch.where(wanted[0] > -11, a[0], -math.inf)
+    a[1, ::2], a[2] = math.nan, -1e9
+    out = poisoned("e4m3", 64, cols)
+    run("narrow:build_exp2_e4m3", (cols, factor, every), (a, shift, out))
+    order = [16 * (i // 16) + operand_column(i % 16) for i in range(cols)]
+    # the group of a row's place in the operand, by rows of a warp's sixteen
+    place, row = torch.arange(cols, device="cuda") // 16, torch.arange(64, device="cuda") % 16 // 8
+    chosen = (2 * place + row[:, None]) % every == 0
+    got, exact = out.float().double(), torch.exp2(factor * a[:, order].double() - shift[:, None].double())
+    assert (out.view(torch.uint8)[~chosen] == 0x38).all()
+    exact = torch.where(exact.isnan(), 0.0, exact)
+    last_bit = torch.exp2(torch.floor(torch.log2(exact.clamp(min=2.0**-6))) - 3)
+    off = ((got - exact) / last_bit)[chosen & (exact >= 2.0**-6 * 1.001)]
+    assert off.abs().max() < 0.55 and off.mean().abs() < 0.04
+    assert ((got - exact) * 2**9)[chosen & (exact < 2.0**-6)].abs().max() < 2.5
+    powers = chosen[0] & (wanted[0, order] > -6)
+    assert torch.equal(got[0, powers], torch.exp2(wanted[0, order][powers]).double())
+    assert not got[2][chosen[2]].any()
+
+
 @pytest.mark.parametrize("roles", cases.ROLES, ids=str)
 def test_roles(roles):
     threads = 128 * sum(groups for _, groups, _ in roles)

@@ -168,6 +168,7 @@ def _cases():
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
     yield from (("narrow:build_e4m3", (cols,), ("F2FP.SATFINITE.E4M3",)) for cols in (32, 128))
     yield from (("narrow:build_exp2", x, ("MUFU.EX2",) if x[1] != 1 else ()) for x in EXPONENTIALS)
+    yield from (("narrow:build_exp2_e4m3", (64, 0.37, every), ("HFMA2", "VIADDMNMX.S16x2")) for every in (1, 3))
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     for name in ("build_pairs", "build_split_pairs"):
         yield from ((f"pairs:{name}", (x,), ("HGMMA", "LDS.128", "F2FP")) for x in ("bf16", "fp16"))

@@ -8,6 +8,8 @@ from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
 TURNS = ("products", "range")
+NORMS = ("registers", "products")
+ONES = 8  # columns of a product with ones: as few as there are
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,10 @@ class Fp8Config:
     consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
     parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
-    enough. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    enough. norm: "registers" adds the exponentials up before they are rounded; "products" multiplies P, that is
+    rounded, by ones. integers: one of so many groups of four elements of P is made without the units that exponentials
+    and conversions take (``tkq.tile.exp2_e4m3``), 0: none; they are in no sum of registers. registers: of a producer's
+    thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -30,6 +35,8 @@ class Fp8Config:
     turn: str = "range"
     overlap: bool = True
     parts: int = 1
+    norm: str = "registers"
+    integers: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -48,10 +55,12 @@ class Fp8Config:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block: Q, K and V."""
-        return SEMAPHORE_BYTES + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
+        ones = ONES * self.kv if self.norm == "products" else 0
+        return SEMAPHORE_BYTES + ones + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
 
     def accumulators(self, head_dim: int, two_level: bool) -> int:
-        """Registers of a consumer's thread that hold S, P, O and the P V of one part."""
+        """Registers of a consumer's thread that hold S, P, O and the P V of one part; not the few of a product with
+        ones."""
         s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
         return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
 
@@ -73,6 +82,11 @@ class Fp8Config:
             raise ValueError(f"{self}: ping_pong goes with overlap")
         if self.turn not in TURNS:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
+        if self.norm not in NORMS:
+            raise ValueError(f"{self}: norm is {self.norm!r}, allowed are {', '.join(map(repr, NORMS))}")
+        if self.integers not in (0, *range(2, 17)) or (self.integers and self.norm != "products"):
+            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, 2 to "
+                             "16")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -6,6 +6,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT
 from tkq.attention.forward.state import Fields
+from tkq.attention.fp8.config import ONES
 from tkq.attention.fp8.softmax import Fp8Softmax
 from tkq.attention.fp8.state import State, field_names
 
@@ -16,13 +17,15 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Fp8Softmax(spec, config)
         self.fields, self.cols = field_names(spec), spec.head_dim // config.parts
+        self.by_ones = config.norm == "products"
 
     def state(self, smem, wg):
         """Registers."""
         config, kv = self.config, self.config.kv
         return State(s=tk.rt_fl(kv), p=tk.rt(kv, smem.q.type.dtype),
                      o=tuple(tk.rt_fl(self.cols) for _ in range(config.parts)),
-                     product=tk.rt_fl(self.cols) if self.spec.two_level else None, max=tk.rv(), norm=tk.rv(),
+                     product=tk.rt_fl(self.cols) if self.spec.two_level else None,
+                     sums=tk.rt_fl(ONES) if self.by_ones else None, max=tk.rv(), norm=tk.rv(),
                      correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      factors=cute.make_rmem_tensor((2,), Float32), task=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
@@ -96,7 +99,7 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.softmax.narrow(g, regs)
 
     @cute.jit
     def steps(self, g, smem, regs):
@@ -127,15 +130,17 @@ class Consumer:
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
         smem.v_pipe.wait(regs.v)
         self.multiply(smem, regs, 0)
+        self.sum_up(smem, regs)
         if const_expr(self.config.turn == "products"):
             regs.ping_pong.give()
-        tk.mma_wait(1)
+        tk.mma_wait(2 if const_expr(self.by_ones) else 1)
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
         tk.mma_wait(0)
         self.release(smem.v_pipe, regs.v)
         self.promote(regs, 0)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.add_sums(regs)
+        self.softmax.narrow(g, regs)
         self.correct_if(regs, moved)
 
     @cute.jit
@@ -146,7 +151,7 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.softmax.narrow(g, regs)
         self.correct_if(regs, moved)
 
     def multiply(self, smem, regs, part):
@@ -157,6 +162,17 @@ class Consumer:
         else:
             tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
 
+    def sum_up(self, smem, regs):
+        """Begin the sums of P's columns, where norm is one of products."""
+        if self.by_ones:
+            tk.mm_ABt(regs.sums, regs.p, smem.ones[0])
+
+    def add_sums(self, regs):
+        """To norm, in float32, when they are there: all columns of a product with ones are the same."""
+        if self.by_ones:
+            for r in range(2):
+                regs.norm.tensor[r] = regs.norm.tensor[r] + regs.sums.tensor[2 * r]
+
     def promote(self, regs, part):
         """Of two levels: the product, when it is there, is added to O."""
         if self.spec.two_level:
@@ -165,10 +181,12 @@ class Consumer:
     def values(self, smem, regs):
         """O += P @ V."""
         smem.v_pipe.wait(regs.v)
+        self.sum_up(smem, regs)
         for part in range(self.config.parts):
             self.multiply(smem, regs, part)
             tk.mma_wait(0)
             self.promote(regs, part)
+        self.add_sums(regs)
         self.release(smem.v_pipe, regs.v)
 
     @cute.jit
@@ -182,6 +200,8 @@ class Consumer:
         if moved:
             for part in cutlass.range_constexpr(self.config.parts):
                 tk.mul_row(regs.o[part], regs.o[part], regs.correct)
+            if const_expr(self.by_ones):
+                tk.mul(regs.norm, regs.norm, regs.correct)
 
     def release(self, pipe, ring):
         pipe.release(ring)
@@ -197,6 +217,8 @@ class Consumer:
         of = (t["head"],) if const_expr(self.spec.varlen) else (t["head"], t["batch"])
         tk.copy(regs.last_max, regs.max)
         tk.copy(regs.last_norm, regs.norm)
+        if const_expr(self.by_ones):  # each of the four threads of a row has all of its sum, and they are added
+            tk.mul(regs.last_norm, regs.last_norm, 0.25)
         self.softmax.statistics(g, regs, lse)
         for part in cutlass.range_constexpr(self.config.parts):
             tk.mul_row(regs.o[part], regs.o[part], regs.last_norm)

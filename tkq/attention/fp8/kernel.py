@@ -9,13 +9,14 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.common.operands import Scalars, Sequences
 from tkq.attention.forward.kernel import AttentionForward
-from tkq.attention.forward.state import Shared
-from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.config import ONES, Fp8Config
 from tkq.attention.fp8.consumer import Consumer
 from tkq.attention.fp8.producer import Producer
 from tkq.attention.fp8.spec import Fp8Spec
-from tkq.attention.fp8.state import Globals, Tiles, field_names
+from tkq.attention.fp8.state import Globals, Shared, Tiles, field_names
 from tkq.runtime.compile import fake
+
+ONE = 0x38  # in e4m3
 
 
 class Operands(NamedTuple):
@@ -118,11 +119,25 @@ class Fp8Forward:
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(cfg.stages, tiles.k.bytes, releases)
         v_pipe = al.pipe(cfg.stages, tiles.v.bytes, releases)
-        return Shared(q, q, k, v, task, q_full, q_empty, k_pipe, v_pipe, None)
+        ones = al.tile(tk.st(ONES, cfg.kv, tiles.v.dtype)) if cfg.norm == "products" else None
+        return Shared(q, k, v, ones, task, q_full, q_empty, k_pipe, v_pipe)
+
+    @cute.jit
+    def write_ones(self, smem):
+        """By all threads, before the block begins."""
+        words = ONES * self.config.kv // 4
+        at = cute.make_tensor(cute.recast_ptr(smem.ones.staged.iterator, dtype=Int32), cute.make_layout(words))
+        thread, threads = cute.arch.thread_idx()[0], tk.WARPGROUP * (self.config.consumers + 1)
+        for i in cutlass.range_constexpr(-(-words // threads)):
+            if thread + i * threads < words:
+                at[thread + i * threads] = Int32(ONE * 0x01010101)
+        tk.publish()
 
     @cute.kernel
     def kernel(self, g: Globals):
         cfg, smem = self.config, self.shared(tk.SharedAllocator())
+        if const_expr(cfg.norm == "products"):
+            self.write_ones(smem)
 
         def initialise():
             smem.k_pipe.init()

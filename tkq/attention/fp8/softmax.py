@@ -5,6 +5,7 @@ from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits
+from tkq.tile.float8 import group_elements
 
 # An exponent of 2. e4m3 goes from 448 down to 2 ** -9: so a row's largest probability becomes the largest power of 2,
 # which cancels out in the end, and is exact, as it should be where one key has most of the weight.
@@ -22,6 +23,10 @@ class Fp8Softmax:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.base = spec, config, Softmax(spec, config)
+        groups, every = range(config.kv // 8), config.integers
+        # both rows of a thread have as many
+        self.integers = [n for n in groups if every and (n // 2 + n % 2) % every == every - 1]
+        self.others = [n for n in groups if n not in self.integers]
         self.scaled = "q" in spec.descales or "k" in spec.descales
 
     def factor(self, g, regs):
@@ -54,6 +59,8 @@ class Fp8Softmax:
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]
             found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)
+            if const_expr(self.integers):
+                found = found | (top != top)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
@@ -73,7 +80,8 @@ class Fp8Softmax:
         self.base.find_shift(regs, guarded)
         tk.sub(regs.correct, regs.correct, regs.shift)
         tk.exp2(regs.correct, regs.correct)
-        tk.mul(regs.norm, regs.norm, regs.correct)
+        if self.config.norm == "registers":
+            tk.mul(regs.norm, regs.norm, regs.correct)
 
     @cute.jit
     def raise_max(self, regs):
@@ -82,14 +90,39 @@ class Fp8Softmax:
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
+            if const_expr(self.integers):
+                self.keep_nan(regs, r)
+
+    def keep_nan(self, regs, r):
+        """To max, whose maximum takes numbers: and so to exponentials of MUFU, as integers cannot be NaN."""
+        top = largest_of_bits([regs.s.rows_view[r, j] for j in range(regs.s.cols // 4)])
+        regs.max.tensor[r] = cutlass.select_(top != top, top, regs.max.tensor[r])
 
     def exponentials(self, g, regs, guarded):
-        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
+        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
+        integers: their groups stay scores, until ``narrow``."""
         self.base.find_shift(regs, guarded)
+        if self.integers:
+            self.exponentials_of(regs, self.factor(g, regs))
+            return
         tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(regs.s, regs.s, regs.shift)
         tk.apply(regs.s, lambda x: cute.math.exp2(x, fastmath=True), regs.s)
-        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+        if self.config.norm == "registers":
+            tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+
+    def exponentials_of(self, regs, factor):
+        """Of all groups but those of integers."""
+        s = regs.s.tensor
+        for group in self.others:
+            for i in group_elements(group):
+                s[i] = cute.math.exp2(s[i] * factor - regs.shift.tensor[group % 2], fastmath=True)
+
+    def narrow(self, g, regs):
+        """P, of what exponentials left in S."""
+        tk.copy_e4m3(regs.p, regs.s, self.others)
+        if self.integers:
+            tk.exp2_e4m3(regs.p, regs.s, self.factor(g, regs), regs.shift, self.integers)
 
     def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes what O is multiplied by in the end: its reciprocal, or 0 for a row

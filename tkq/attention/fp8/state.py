@@ -1,6 +1,6 @@
 """What the roles of the kernel see: what came in, and a consumer's registers."""
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -47,11 +47,28 @@ class Globals:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """As of ``tkq.attention.forward``."""
+
+    q: tk.SharedTile
+    k: tk.SharedTile
+    v: tk.SharedTile
+    ones: Optional[tk.SharedTile]  # as many as a tile has keys, times ``ONES``; with a norm of products
+    task: cute.Tensor
+    q_full: tk.Semaphore
+    q_empty: tk.Semaphore
+    k_pipe: tk.Pipe
+    v_pipe: tk.Pipe
+    next_task_slot: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
 class State:
     """A consumer's registers: see ``tkq.attention.forward.softmax`` for those of the softmax."""
 
     s: tk.RegTile
     p: tk.RegTile
+    sums: Optional[tk.RegTile]  # of P's columns, with a norm of products
     o: tuple  # tiles of neighbouring columns
     product: Optional[tk.RegTile]  # P V of one block, and of one tile of o; fast: None
     max: tk.RowVec

@@ -149,6 +149,18 @@ REGISTERS = {
     "copy_e4m3_shape": (
         lambda x: tk.copy_e4m3(tk.rt(64, E4M3), tk.rt_fl(32)),
         ValueError, "copy_e4m3: src is 64 x 32 fp32"),
+    "exp2_e4m3_type": (
+        lambda x: tk.exp2_e4m3(tk.rt_bf(64), tk.rt_fl(64), 1.0, tk.rv(), (0,)),
+        TypeError, "exp2_e4m3: dst is 64 x 64 bf16"),
+    "exp2_e4m3_shape": (
+        lambda x: tk.exp2_e4m3(tk.rt(64, E4M3), tk.rt_fl(32), 1.0, tk.rv(), (0,)),
+        ValueError, "exp2_e4m3: src is 64 x 32 fp32"),
+    "exp2_e4m3_shift": (
+        lambda x: tk.exp2_e4m3(tk.rt(64, E4M3), tk.rt_fl(64), 1.0, 0.0, (0,)),
+        TypeError, "exp2_e4m3: shift is 0.0"),
+    "exp2_e4m3_chosen": (
+        lambda x: tk.exp2_e4m3(tk.rt(64, E4M3), tk.rt_fl(64), 1.0, tk.rv(), (0, 8)),
+        ValueError, "exp2_e4m3: chosen are .0, 8., allowed are groups from 0 to 7"),
     "fill_fp8_rows": (
         lambda x: tk.right_fill(tk.rt(32, E4M3), 3, 0.0),
         TypeError, "64 x 32 e4m3"),

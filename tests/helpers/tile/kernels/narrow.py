@@ -50,12 +50,33 @@ def build_e4m3(cols):
         ta, td = tk.rt_fl(cols), tk.rt(cols, tk.element_type("e4m3"))
         get(ta, a)
         tk.copy_e4m3(td, ta)
-        for i in cutlass.range_constexpr(cols // 2):
-            byte, row, half, step = i % 4, i // 4 % 2, i // 8 % 2, i // 16
-            col = 32 * step + 16 * half + 4 * (tk.lane_id() % 4) + byte
-            out[tk.first_row() + 8 * row, col] = td.tensor[i]
+        put_operand(out, td)
 
     return one_block(body, (tensor("fp32", 64, cols), tensor("e4m3", 64, cols)))
+
+
+def put_operand(out, tile):
+    """out (64, cols) = an A operand of e4m3."""
+    for i in range(tile.cols // 2):
+        byte, row, half, step = i % 4, i // 4 % 2, i // 8 % 2, i // 16
+        col = 32 * step + 16 * half + 4 * (tk.lane_id() % 4) + byte
+        out[tk.first_row() + 8 * row, col] = tile.tensor[i]
+
+
+def build_exp2_e4m3(cols, factor, every):
+    """a fp32 (64, cols), shift (64): out (64, cols) e4m3 = 2 ** (factor * a - shift) of one of ``every`` groups, as an
+    A operand has it, 1 elsewhere."""
+    @cute.jit
+    def body(a, shift, out):
+        ta, one, td, row = tk.rt_fl(cols), tk.rt_fl(cols), tk.rt(cols, tk.element_type("e4m3")), tk.rv()
+        get(ta, a)
+        tk.load_rows(row, shift, 0, 64)
+        tk.fill(one, 1.0)
+        tk.copy_e4m3(td, one)
+        tk.exp2_e4m3(td, ta, factor, row, range(0, cols // 8, every))
+        put_operand(out, td)
+
+    return one_block(body, (tensor("fp32", 64, cols), tensor("fp32", 64), tensor("e4m3", 64, cols)))
 
 
 def build_exp2(cols, every):
