@@ -119,8 +119,8 @@ MUTANTS = (
          "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
     *family(
         "linear", "tkq/linear_attention/channels/bounded/blocks.py",
-        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))",
-         "bound = g.bound * tk.LOG2E", BOUNDED),
+        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.own.bound * tk.LOG2E, Float32(0.0))",
+         "bound = g.own.bound * tk.LOG2E", BOUNDED),
         ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
          "steps[at, team] = steps[at, team]", BOUNDED),
         ("late_rows_divided_by_a_neighbour_s_decay", """
