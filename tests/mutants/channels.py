@@ -119,8 +119,8 @@ MUTANTS = (
          "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
     *family(
         "linear", "tkq/linear_attention/channels/bounded/blocks.py",
-        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))",
-         "bound = g.bound * tk.LOG2E", BOUNDED),
+        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.own.bound * tk.LOG2E, Float32(0.0))",
+         "bound = g.own.bound * tk.LOG2E", BOUNDED),
         ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
          "steps[at, team] = steps[at, team]", BOUNDED),
         ("late_rows_divided_by_a_neighbour_s_decay", """
@@ -262,9 +262,9 @@ MUTANTS = (
         ("sums_of_the_part_before", "held.store(following.load())", "pass", SUMS)),
     *family(
         "linear", "tkq/linear_attention/finish/heads.py",
-        ("terms_added_to_a_heads_first", "found = found - x[e]", "found = found + x[e]", HEADS),
+        ("elements_of_the_last_head_alone", "total[e] = total[e] + x", "total[e] = x", HEADS),
         ("heads_from_the_first_part_alone",
-         "for part in cutlass.range(terms[0].shape[1] // self.spec.at_once, unroll=1):",
+         "for part in cutlass.range(a.shape[1] // self.spec.at_once, unroll=1):",
          "for part in cutlass.range(1, unroll=1):", HEADS),
         ("heads_of_another_row", "n = block * (THREADS // self.vectors) + thread // self.vectors",
          "n = block * (THREADS // self.vectors)", HEADS)),

@@ -89,11 +89,11 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
-        dq = over_shared((of_q.o,), q) if needs.q else None
+        dq = over_shared(of_q.o, q) if needs.q else None
     if needs.k:
-        dk = over_shared((over_values(v.shape[3], lambda part: launch(Given(
+        dk = over_shared(over_values(v.shape[3], lambda part: launch(Given(
             v[..., part], do[..., part], behind.q, g, initial=turned_part(behind.state, part), reverse=True, cu=cu),
-            behind.scale)).o,), k)
+            behind.scale)).o, k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
                             x=v if needs.g else None, reverse=True, cu=cu), behind.scale)

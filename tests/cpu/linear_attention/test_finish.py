@@ -28,19 +28,17 @@ def differences(terms):
 # ---- the kernels ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns, terms, of, heads, dtype", [
-    (128, 3, "bf16", 2, "bf16"), (96, 1, "fp16", 24, "fp16"), (32, 3, "fp32", 1, "bf16"), (48, 1, "fp32", 3, "fp16")])
-def test_sums_over_heads(monkeypatch, columns, terms, of, heads, dtype):
+@pytest.mark.parametrize("columns, of, heads, dtype", [
+    (128, "bf16", 2, "bf16"), (96, "fp16", 24, "fp16"), (32, "fp32", 1, "bf16"), (48, "fp32", 3, "fp16")])
+def test_sums_over_heads(monkeypatch, columns, of, heads, dtype):
     torch.manual_seed(0)
-    kernel = HeadSumsOnCpu(HeadSumsSpec(dtype, columns, terms, of, at_once(heads, terms)))
+    kernel = HeadSumsOnCpu(HeadSumsSpec(dtype, columns, of, at_once(heads)))
     wide = {"bf16": BF16, "fp16": torch.float16, "fp32": F32}
-    given = [randn(37, heads, columns, dtype=wide[of]) for _ in range(terms)]
-    y = torch.full((37, columns), torch.nan, dtype=wide[dtype])
-    function(kernel, monkeypatch)(*given, *(None,) * (3 - terms), y)
-    first, *rest = (x.float() for x in given)
+    given, y = randn(37, heads, columns, dtype=wide[of]), torch.full((37, columns), torch.nan, dtype=wide[dtype])
+    function(kernel, monkeypatch)(given, y)
     want = 0
     for h in range(heads):
-        want = want + (first[:, h] - rest[0][:, h] - rest[1][:, h] if rest else first[:, h])
+        want = want + given[:, h].float()
     assert torch.equal(y, want.to(y.dtype))
 
 
@@ -82,13 +80,12 @@ def test_sums_behind_each_token(monkeypatch, end):
 
 def test_functions_of_cpu_tensors():
     torch.manual_seed(0)
-    terms = [randn(2, 5, 6, 32, dtype=BF16) for _ in range(3)]
-    x, first = randn(2, 5, 3, 32, dtype=BF16), terms[0].float()
-    want = (first - terms[1].float() - terms[2].float()).unflatten(2, (3, 2)).sum(3).to(BF16)
-    assert torch.equal(over_shared(terms, x), want)
-    assert over_shared(terms[:1], terms[1]) is terms[0]
-    found = row_dots(terms[0], terms[1], F32)
-    assert found.shape == (2, 5, 6) and torch.equal(found, (first * terms[1].float()).sum(-1))
+    a, b = (randn(2, 5, 6, 32, dtype=BF16) for _ in range(2))
+    x = randn(2, 5, 3, 32, dtype=BF16)
+    assert torch.equal(over_shared(a, x), a.float().unflatten(2, (3, 2)).sum(3).to(BF16))
+    assert over_shared(a, b) is a
+    found = row_dots(a, b, F32)
+    assert found.shape == (2, 5, 6) and torch.equal(found, (a.float() * b.float()).sum(-1))
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -103,13 +100,12 @@ def test_segments_fill_a_gpu(columns, chunks):
 
 
 def test_heads_at_once_and_lanes():
-    assert [at_once(heads, 1) for heads in (1, 2, 3, 4, 12, 80)] == [1, 2, 1, 4, 4, 8]
-    assert [at_once(heads, 3) for heads in (1, 2, 3, 4, 12, 80)] == [1, 2, 1, 4, 4, 4]
+    assert [at_once(heads) for heads in (1, 2, 3, 4, 12, 80)] == [1, 2, 1, 4, 4, 8]
     assert [lanes(columns) for columns in (32, 48, 64, 80, 128, 144, 256)] == [4, 8, 8, 16, 16, 32, 32]
 
 
 @pytest.mark.parametrize("kind, given, words", [
-    (HeadSumsSpec, dict(terms=4), "terms is 4"), (HeadSumsSpec, dict(of="fp16"), "of is 'fp16'"),
+    (HeadSumsSpec, dict(dtype="fp32"), "dtype is 'fp32'"), (HeadSumsSpec, dict(of="fp16"), "of is 'fp16'"),
     (HeadSumsSpec, dict(columns=36), "columns is 36"), (HeadSumsSpec, dict(at_once=16), "at_once is 16"),
     (RowDotsSpec, dict(lanes=3), "lanes is 3"), (RowDotsSpec, dict(out="fp64"), "out is 'fp64'"),
     (RowDotsSpec, dict(dtype="fp32"), "dtype is 'fp32'"), (RowDotsSpec, dict(columns=4), "columns is 4"),
@@ -117,7 +113,7 @@ def test_heads_at_once_and_lanes():
     (SumsSpec, dict(what="totals", end=True), "end"),
     (SumsSpec, dict(packed="int8"), "packed is 'int8'")])
 def test_what_a_spec_refuses(kind, given, words):
-    usual = {HeadSumsSpec: dict(dtype="bf16", columns=64, terms=1, of="bf16"), SumsSpec: {},
+    usual = {HeadSumsSpec: dict(dtype="bf16", columns=64, of="bf16"), SumsSpec: {},
              RowDotsSpec: dict(dtype="bf16", columns=64, out="fp32", lanes=8)}[kind]
     with pytest.raises(ValueError, match=f"{kind.__name__}: {words}"):
         kind(**usual | given)

@@ -18,11 +18,11 @@ from tkq.tile import vectors
 
 class HeadSumsOnCpu(heads.HeadSums):
     @cute.jit
-    def __call__(self, a, b, d, y):
+    def __call__(self, a, y):
         rows_each = heads.THREADS // self.vectors
         for block in cutlass.range(cute.ceil_div(y.shape[0], rows_each)):
             for thread in cutlass.range(rows_each * self.vectors):
-                self.thread(Int32(block), Int32(thread), (a, b, d), y)
+                self.thread(Int32(block), Int32(thread), a, y)
 
 
 class RowDotsOnCpu(rows.RowDots):

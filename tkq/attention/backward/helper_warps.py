@@ -50,12 +50,13 @@ ZEROED, FINISHED = 1, 2  # of Counters.next
 
 
 class HelperOperands(NamedTuple):
-    """dq: (B, Sq, H, D). zero_ahead: tiles that are zeroed ahead of the last that is done with, at least. With
-    ``fuse_preprocess``, rows: of which the statistics are; known: of how many tiles, in order, they are there."""
+    """dq: (B, Sq, H, D). zero_ahead: tiles that are zeroed ahead of the last that is done with, at least; None where
+    none are. With ``fuse_preprocess``, rows: of which the statistics are; known: of how many tiles, in order, they are
+    there."""
 
     dq: cute.Tensor
     counters: Counters
-    zero_ahead: Int32
+    zero_ahead: Optional[Int32]
     rows: Optional[Rows] = None
     known: Optional[Int32] = None
 
@@ -68,6 +69,8 @@ class HelperWarps:
                     has been added | write its dQ | ..
       dQ warps      next task | wait until its head is zeroed | add | signal | ..
     """
+
+    zeroes = True
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, scheduler):
         self.spec, self.config, self.scheduler = spec, config, scheduler
@@ -207,6 +210,8 @@ class HelperWarps:
 class ConvertHelperWarps(HelperWarps):
     """With dq_reduce "first_store" and "ordered": dQ of what has been added up, and no zeroes. In order, each tile as
     soon as all blocks of keys that see it are in it."""
+
+    zeroes = False
 
     @cute.jit
     def run(self, g):

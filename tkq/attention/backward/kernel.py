@@ -138,7 +138,9 @@ class BackwardKernel:
                                         stream)
         helper_operands = None
         if const_expr(c.helper_warps):
-            zero_ahead = self.zero_ahead(l2_section, tail_heads, heads_per_kv * tiles, scalars.num_sms)
+            zero_ahead = None
+            if const_expr(self.helper_warps.zeroes):
+                zero_ahead = self.zero_ahead(l2_section, tail_heads, heads_per_kv * tiles, scalars.num_sms)
             helper_operands = HelperOperands(with_batch(dq, ragged), Counters.of(parts.counters), zero_ahead, *rest)
         g = Globals(
             q=loads(q, self.tiles.q, ragged), do=loads(do, self.tiles.q, ragged),

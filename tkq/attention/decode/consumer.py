@@ -9,7 +9,7 @@ from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.state import State
 from tkq.attention.decode.tree import TreeMask
-from tkq.attention.decode.walk import END, Walk, X
+from tkq.attention.decode.walk import Walk
 
 INF = Float32.inf
 
@@ -34,16 +34,8 @@ class Consumer:
     @cute.jit
     def run(self, g, smem):
         regs = self.state(smem)
-        at = self.walk.begin(g)
-        while at[X] < at[END]:
-            s = self.walk.segment(g, at)
-            if s.first < s.end:
-                self.segment(g, smem, regs, s)
-            self.walk.advance(g, at, s)
-        if self.walk.matches(g):
-            pass
-        else:
-            self.output.refuse(g)
+        self.walk.each_segment(g, lambda s: self.segment(g, smem, regs, s))
+        self.output.refuse_others(g)
 
     @cute.jit
     def segment(self, g, smem, regs, s):

@@ -178,6 +178,14 @@ class Output:
         cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))
 
     @cute.jit
+    def refuse_others(self, g):
+        """`refuse` a plan of another call."""
+        if self.walk.matches(g):
+            pass
+        else:
+            self.refuse(g)
+
+    @cute.jit
     def refuse(self, g):
         """A plan of another call: all results are NaN, and the plan says so."""
         me, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]

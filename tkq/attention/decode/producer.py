@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.decode.copies import address_from, copy16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.plan import padded
-from tkq.attention.decode.walk import END, Walk, X
+from tkq.attention.decode.walk import Walk
 
 WARP, VECTOR = 32, 8  # lanes; elements of 16 bytes
 PANEL = 128  # bytes of a row in a panel of a tile
@@ -26,19 +26,19 @@ class Producer:
     @cute.jit
     def run(self, g, smem):
         k_ring, v_ring = smem.k_pipe.ring(), smem.v_pipe.ring()
-        at = self.walk.begin(g)
-        while at[X] < at[END]:
-            s = self.walk.segment(g, at)
-            if s.first < s.end:
-                page, row, seen = self.pages.find(g, s, s.first)
-                for block in cutlass.range(s.first, s.end, unroll=1):
-                    there, fault = self.pages.judge(g, page, seen)
-                    k, v = self.pages.address(g.k, s, page, row, there), self.pages.address(g.v, s, page, row, there)
-                    now = cute.arch.vote_ballot_sync(there)
-                    page, row, seen = self.pages.find(g, s, block + 1)
-                    self.load_k(g, smem, k_ring, k, (now, fault))
-                    self.load_v(smem, v_ring, v)
-            self.walk.advance(g, at, s)
+        self.walk.each_segment(g, lambda s: self.segment(g, smem, (k_ring, v_ring), s))
+
+    @cute.jit
+    def segment(self, g, smem, rings, s):
+        k_ring, v_ring = rings
+        page, row, seen = self.pages.find(g, s, s.first)
+        for block in cutlass.range(s.first, s.end, unroll=1):
+            there, fault = self.pages.judge(g, page, seen)
+            k, v = self.pages.address(g.k, s, page, row, there), self.pages.address(g.v, s, page, row, there)
+            now = cute.arch.vote_ballot_sync(there)
+            page, row, seen = self.pages.find(g, s, block + 1)
+            self.load_k(g, smem, k_ring, k, (now, fault))
+            self.load_v(smem, v_ring, v)
 
     def load_k(self, g, smem, ring, address, found):
         smem.k_pipe.acquire_empty(ring)

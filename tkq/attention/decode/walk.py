@@ -3,7 +3,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Constexpr, Int32
 
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
@@ -53,6 +53,16 @@ class Walk:
 
     def __init__(self, spec):
         self.fixed, self.ragged = spec.fixed_splits, spec.ragged
+
+    @cute.jit
+    def each_segment(self, g, work: Constexpr):
+        """``work(segment)`` for each segment of this block's part that has keys."""
+        at = self.begin(g)
+        while at[X] < at[END]:
+            s = self.segment(g, at)
+            if s.first < s.end:
+                work(s)
+            self.advance(g, at, s)
 
     @cute.jit
     def begin(self, g):

@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.decode.copies import address_from, load16, prefetch, store16, widen4
 from tkq.attention.decode.pages import Looked, Pages
 from tkq.attention.decode.plan import padded
-from tkq.attention.decode.walk import END, Walk, X
+from tkq.attention.decode.walk import Walk
 
 WARP, PIECE = 32, 16  # lanes; e4m3 of one load
 PANEL = 128  # bytes of a row in a panel of a tile
@@ -33,37 +33,38 @@ class WideningProducer:
         k_held, v_held = (cute.make_rmem_tensor((4 * self.pieces(d),), Int32)
                           for d in (self.spec.head_dim, self.spec.head_dim_v))
         scales = cute.make_rmem_tensor((2,), Float32)
-        at = self.walk.begin(g)
-        while at[X] < at[END]:
-            s = self.walk.segment(g, at)
-            if s.first < s.end:
-                own = s._replace(length=cutlass.min(s.length, s.end * self.config.keys))  # keys of other parts stay out
-                place, step = self.start(g, own)
-                first, place = self.find(g, own, place, step, s.first)
-                second, place = self.find(g, own, place, step, s.first + 1)
-                third, place = self.find(g, own, place, step, s.first + 2)
-                now = self.look(g, own, first)
-                self.load(k_held, now.k, self.spec.head_dim)
-                self.load_scales(g, s, scales, now)
-                self.load(v_held, now.v, self.spec.head_dim_v)
-                soon = self.look(g, own, second)
-                page, row, seen = third
-                for block in cutlass.range(s.first, s.end, unroll=1):
-                    later = self.look(g, own, (page, row, seen))
-                    (page, row, seen), place = self.find(g, own, place, step, block + 3)
-                    smem.k_pipe.acquire_empty(k_ring)
-                    self.pages.tell(g, smem, k_ring.stage, now.there, now.fault)
-                    self.tell_scales(smem, k_ring.stage, scales)
-                    self.store(smem.k, k_ring, k_held, self.spec.head_dim)
-                    self.done(smem.k_pipe, k_ring)
-                    self.load(k_held, soon.k, self.spec.head_dim)
-                    self.load_scales(g, s, scales, soon)
-                    smem.v_pipe.acquire_empty(v_ring)
-                    self.store(smem.v, v_ring, v_held, self.spec.head_dim_v)
-                    self.done(smem.v_pipe, v_ring)
-                    self.load(v_held, soon.v, self.spec.head_dim_v)
-                    now, soon = soon, later
-            self.walk.advance(g, at, s)
+        self.walk.each_segment(g, lambda s: self.segment(g, smem, ((k_ring, v_ring), (k_held, v_held), scales), s))
+
+    @cute.jit
+    def segment(self, g, smem, regs, s):
+        """regs: rings of K and V, what is held of K and V, and the scales of K's block."""
+        (k_ring, v_ring), (k_held, v_held), scales = regs
+        own = s._replace(length=cutlass.min(s.length, s.end * self.config.keys))  # keys of other parts stay out
+        place, step = self.start(g, own)
+        first, place = self.find(g, own, place, step, s.first)
+        second, place = self.find(g, own, place, step, s.first + 1)
+        third, place = self.find(g, own, place, step, s.first + 2)
+        now = self.look(g, own, first)
+        self.load(k_held, now.k, self.spec.head_dim)
+        self.load_scales(g, s, scales, now)
+        self.load(v_held, now.v, self.spec.head_dim_v)
+        soon = self.look(g, own, second)
+        page, row, seen = third
+        for block in cutlass.range(s.first, s.end, unroll=1):
+            later = self.look(g, own, (page, row, seen))
+            (page, row, seen), place = self.find(g, own, place, step, block + 3)
+            smem.k_pipe.acquire_empty(k_ring)
+            self.pages.tell(g, smem, k_ring.stage, now.there, now.fault)
+            self.tell_scales(smem, k_ring.stage, scales)
+            self.store(smem.k, k_ring, k_held, self.spec.head_dim)
+            self.done(smem.k_pipe, k_ring)
+            self.load(k_held, soon.k, self.spec.head_dim)
+            self.load_scales(g, s, scales, soon)
+            smem.v_pipe.acquire_empty(v_ring)
+            self.store(smem.v, v_ring, v_held, self.spec.head_dim_v)
+            self.done(smem.v_pipe, v_ring)
+            self.load(v_held, soon.v, self.spec.head_dim_v)
+            now, soon = soon, later
 
     def start(self, g, s):
         return self.pages.start(g, s.first) if self.spec.paged else ((Int32(0), Int32(0)), None)

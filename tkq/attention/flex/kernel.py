@@ -13,7 +13,7 @@ from tkq.attention.common.operands import Scalars as AttentionScalars
 from tkq.attention.flex.fakes import captured, ints
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.roles import FlexConsumer, FlexProducer
-from tkq.attention.flex.scheduler import FlexScheduler, FlexTask
+from tkq.attention.flex.scheduler import FlexSchedulerWarp, FlexTask
 from tkq.attention.flex.spec import FlexSpec
 from tkq.attention.flex.state import FlexGlobals, KeyTiles
 from tkq.attention.forward.config import AttentionConfig
@@ -26,14 +26,14 @@ class FlexForward:
 
     Roles and pipes are ``AttentionForward``'s, of which this kernel is made. Three parts differ: a task's key tiles
     come from the block lists (``KeyTiles``), those that need the mask first; a scheduler warp beside the producer looks
-    the next task up in them (``FlexScheduler``); and between Q @ K.T and the exponentials the functions' graphs are
+    the next task up in them (``FlexSchedulerWarp``); and between Q @ K.T and the exponentials the functions' graphs are
     evaluated, element by element in registers (``FlexSoftmax``)."""
 
     def __init__(self, spec: FlexSpec, config: AttentionConfig):
         self.spec, self.config = spec, config
         self.base = AttentionForward(spec.attention, config)
         self.producer, self.consumer = FlexProducer(spec, config), FlexConsumer(spec, config)
-        self.scheduler = FlexScheduler(spec, config)
+        self.scheduler = FlexSchedulerWarp(spec, config)
 
     @cute.jit
     def __call__(self, operands: Operands, lists: Optional[BlockLists], score: Optional[Captured],

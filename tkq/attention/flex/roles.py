@@ -21,7 +21,7 @@ class FlexProducer:
 
     @cute.jit
     def run(self, g, smem, numbers, mail):
-        """mail: of ``FlexScheduler``."""
+        """mail: of ``FlexSchedulerWarp``."""
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
         k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
         mail_ring = mail.ring()

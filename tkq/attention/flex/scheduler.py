@@ -26,7 +26,7 @@ class FlexTask(NamedTuple):
     first: Any
 
 
-class FlexScheduler:
+class FlexSchedulerWarp:
     """A task's counts and its first number are two loads in a row, and which task it is takes four divisions: in the
     producer's way they would come between a task's last V and the next one's first K."""
 

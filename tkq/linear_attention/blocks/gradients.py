@@ -9,11 +9,12 @@ from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
-from tkq.linear_attention.blocks.state import OUT_BARRIER, factors_of, first_state, meet, ready
+from tkq.linear_attention.blocks.state import OUT_BARRIER, factors_of, first_state, meet
 from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import is_large, sign_of
 from tkq.linear_attention.engine.dots import write_dots
+from tkq.linear_attention.outputs import ready
 from tkq.tile.dtypes import element_type
 from tkq.tile.maps import element
 
@@ -91,7 +92,7 @@ class BlockGradients:
         values, between = tk.columns(c.v, *there), tk.columns(c.u, *there)
         self.outputs(c, s, block, stages)
         if block == BLOCKS - 1:
-            ready(wg)
+            ready(OUT_BARRIER + wg)
         factors_of(c.more, of.beta, block, scores)
         tk.apply_narrow(between, lambda o, b: o * b, c.some, c.more)
         tk.copy(tk.columns(c.u, *rest), between)

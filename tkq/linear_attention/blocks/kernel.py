@@ -2,7 +2,7 @@
 where no sequence is cut into segments."""
 import itertools
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -17,33 +17,12 @@ from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.blocks.state import BlockState
 from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.engine.fields import Task
+from tkq.linear_attention.engine.fields import Globals, Task
 from tkq.linear_attention.engine.kernel import LinearAttention
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences
 from tkq.linear_attention.spec import LinearSpec
 from tkq.tile.dtypes import element_type
-
-
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: tk.gl
-    g: Optional[cute.Tensor]
-    beta: cute.Tensor
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    scale: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    dv: Optional[tk.gl]
-    x: Optional[tk.gl]
-    dots: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,9 +83,11 @@ class DeltaBlocks:
             x = at.loads(at.rows(of.x), self.v_tile)
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
-        g = Globals(at.loads(q, self.units.type), at.loads(k, self.units.type), at.loads(v, self.v_tile),
-                    at.stores(o, self.v_tile), *of[4:6], *states, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], of.cu, of.state_indices, dv, x, of.dots)
+        g = Globals(
+            q=at.loads(q, self.units.type), k=at.loads(k, self.units.type), v=at.loads(v, self.v_tile),
+            o=at.stores(o, self.v_tile), dv=dv, x=x, g=of.g, beta=of.beta, initial=states[0], final=states[1],
+            dots=of.dots, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
+            heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, state_indices=of.state_indices)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
                               block=[tk.WARPGROUP * (n + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
 

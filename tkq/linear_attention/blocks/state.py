@@ -11,6 +11,7 @@ from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
 from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import kept_of
+from tkq.linear_attention.outputs import put, ready
 from tkq.tile.dtypes import element_type
 
 OUT_BARRIER = 2  # named barriers, one of each warpgroup
@@ -127,7 +128,7 @@ class BlockState:
         kept = tk.rt(EDGE, element_type(self.spec.dtype))
         tk.apply_narrow(kept, lambda r, b: r * kept_of(b), c.given, c.few)
         if block == 0:
-            ready(wg)
+            ready(OUT_BARRIER + wg)
         tk.store_T(s.pieces[wg * BLOCKS + block], kept)
         tk.mul_col(c.given, c.given, c.few)
 
@@ -135,16 +136,10 @@ class BlockState:
     def put(self, g, s, t, x, at: Constexpr):
         """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
         chunk, wg = at
-        tile, to = s.o[wg], (t.batch, t.head, chunk, t.part + wg)
-        if const_expr(not self.updates):
-            ready(wg)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if tk.warp_id() % 4 == 0:
-            tk.store_async(g.o, tile, to)
-            if const_expr(self.updates):
-                tk.store_async(g.dv, s.pieces.stacked(BLOCKS)[wg], to)
+        put(g.o, s.o, x, (t.batch, t.head, chunk, t.part), OUT_BARRIER, wg, self.updates)
+        if const_expr(self.updates):
+            if tk.first_warp_of_group():
+                tk.store_async(g.dv, s.pieces.stacked(BLOCKS)[wg], (t.batch, t.head, chunk, t.part + wg))
 
 
 # ---- what gradients' state does alike --------------------------------------------------------------------------------
@@ -157,14 +152,6 @@ def first_state(of: Constexpr, g, t, state: tk.RegTile, row0):
         tk.zero(state)
     else:
         tk.load_from(state, of.sequences.state(g.initial, t), row0, 0)
-
-
-@cute.jit
-def ready(wg):
-    """What a warpgroup has sent has left shared memory."""
-    if tk.warp_id() % 4 == 0:
-        tk.store_wait()
-    tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
 
 
 def meet(of, c, found: tk.RegTile, operand):

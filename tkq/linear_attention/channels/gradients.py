@@ -47,7 +47,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (behind.scale * made.state).to(initial.dtype)
     if needs.g:
         dg = of_k.dots if one else of_gates((of_q.dots, of_k.dots), at_end, cu)
-    return Gradients(over_shared((of_q.o,), q) if needs.q else None, over_shared((of_k.o,), k) if needs.k else None,
+    return Gradients(over_shared(of_q.o, q) if needs.q else None, over_shared(of_k.o, k) if needs.k else None,
                      dv if needs.v else None, dg, dinitial)
 
 

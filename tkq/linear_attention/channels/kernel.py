@@ -1,7 +1,7 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -26,29 +26,11 @@ from tkq.linear_attention.channels.units import Units
 from tkq.linear_attention.channels.whole import BLOCKS
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
+from tkq.linear_attention.engine.fields import Globals
 from tkq.linear_attention.engine.inverse import PITCH
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
-
-
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: tk.gl
-    dv: Optional[tk.gl]
-    g: cute.Tensor
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    scale: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -141,9 +123,11 @@ class ChannelAttention:
         dv = None
         if const_expr(self.delta.gives_two):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
-        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
-                    at.stores(o, self.v_tile), dv, *operands[4:8], scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], operands.cu, operands.state_indices)
+        g = Globals(
+            q=at.loads(q, self.qk_tile), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile),
+            o=at.stores(o, self.v_tile), dv=dv, g=operands.g, beta=operands.beta, initial=operands.initial,
+            final=operands.final, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
+            heads_per_v=o.shape[2] // v.shape[2], cu=operands.cu, state_indices=operands.state_indices)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],

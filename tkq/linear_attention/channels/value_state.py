@@ -245,7 +245,7 @@ class ValueState:
             if const_expr(self.spec.end):
                 col = t.part * CHUNK + row
                 if col < self.spec.value_dim and t.state >= 0:
-                    behind[row, 0] = Float64(g.end[t.state, t.head, col])
+                    behind[row, 0] = Float64(g.own.end[t.state, t.head, col])
 
     def add_others(self, c, s, others):
         """Dots become sums; outputs get the rest of them."""
@@ -311,9 +311,9 @@ class ValueState:
         """[(to, tile, registers)] of outputs that leave through shared memory."""
         found = [(g.o, s.o[0], c.o)] if self.spec.narrow else []
         if self.spec.dot:
-            found.append((g.of_x, s.less[others.stage] if self.spec.sums else s.dots[0], c.dots))
+            found.append((g.own.of_x, s.less[others.stage] if self.spec.sums else s.dots[0], c.dots))
         if self.spec.pairs and not self.spec.reverse:
-            found.append((g.o2, s.o2[0], c.o2))
+            found.append((g.own.o2, s.o2[0], c.o2))
         return found
 
     def stage(self, to, view):

@@ -1,6 +1,6 @@
 """Linear attention whose gates are of the columns of v: the passes of the gradients of gates for each column."""
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -22,32 +22,18 @@ from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_state import ValueState
 from tkq.linear_attention.channels.whole_of_values import WholeOfValues
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.fields import Globals
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    x: Optional[tk.gl]
-    o: Any  # by TMA where it is narrow
+class OfValues(NamedTuple):
+    """Of `Globals`: o times x, and what `parts.Operands` calls end, second, o2 and rest; or None."""
+
     of_x: Optional[tk.gl]
-    g: cute.Tensor
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    scale: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
-    heads_per_x: Int32
-    cu: Optional[cute.Tensor]
-    less: Optional[tk.gl]
     end: Optional[cute.Tensor]
     second: Optional[tk.gl]
-    v2: Optional[tk.gl]
     o2: Optional[tk.gl]
     rest: Optional[tk.gl]
 
@@ -164,10 +150,11 @@ class ChannelValues:
         if const_expr(self.spec.dot and not self.two_values):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
-        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
-                    of_x, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
-                    operands.end, second, v2, o2, rest)
+        g = Globals(
+            q=at.loads(q, self.qk_tile), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile), o=o, x=x,
+            g=operands.g, initial=operands.initial, final=operands.final, scale=scale, tokens=Int32(q.shape[0]),
+            heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2], heads_per_x=x_heads, cu=operands.cu,
+            v2=v2, less=less, own=OfValues(of_x, operands.end, second, o2, rest))
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -223,7 +210,7 @@ class ChannelValues:
             sem, place = s.others.acquire(ring), (t.batch, t.head, order(self.spec, g, t, i), t.part)
             tk.load_async(s.less[ring.stage], g.less, place, sem)
             if const_expr(self.spec.rest):
-                tk.load_async(s.rest[ring.stage], g.rest, place, sem)
+                tk.load_async(s.rest[ring.stage], g.own.rest, place, sem)
             ring.advance()
 
     @cute.jit
@@ -237,7 +224,7 @@ class ChannelValues:
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, t.part), sem)
             if const_expr(self.spec.pairs):
-                tk.load_async(s.second[ring.stage], g.second, (t.batch, t.head_k, chunk, 0), sem)
+                tk.load_async(s.second[ring.stage], g.own.second, (t.batch, t.head_k, chunk, 0), sem)
             if const_expr(self.two_values):
                 tk.load_async(s.v2[ring.stage], g.v2, (t.batch, t.head_v, chunk, t.part), sem)
             if const_expr(self.spec.dot and not self.two_values):

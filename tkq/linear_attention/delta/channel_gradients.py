@@ -49,10 +49,10 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         of_k = of_columns(u, do, behind.q, g, behind.scale, dfinal, second=solved.dv, v2=k, narrow=alone, reverse=True,
                           cu=cu, **ways)
         if needs.k:
-            dk = over_shared((of_k.o if one else of_k.o + of_q.dv,), k)
+            dk = over_shared(of_k.o if one else of_k.o + of_q.dv, k)
         if needs.g:
             dg = of_k.dots if one else of_gates((of_q.dots, of_k.dots), at_end, cu)
     return DeltaGradients(
-        over_shared((of_q.o,), q) if needs.q else None, dk, solved.dv if needs.v else None, dg,
+        over_shared(of_q.o, q) if needs.q else None, dk, solved.dv if needs.v else None, dg,
         row_dots(made.dv, solved.o, beta.dtype) if needs.beta else None,
         (behind.scale * solved.state).to(initial.dtype) if need_initial else None)

@@ -119,10 +119,10 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
-        dq = over_shared((before.o,), q) if needs.q else None
+        dq = over_shared(before.o, q) if needs.q else None
     if need_k:
         behind_it = _behind(p, need_g, before.dv)
-        dk = over_shared((behind_it.o,), k) if needs.k else None
+        dk = over_shared(behind_it.o, k) if needs.k else None
     if need_g:
         at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
         dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)

@@ -8,37 +8,40 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Globals:
+    """What comes into a kernel, of the engine or of a package beside it; None is what it has none of."""
+
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: Optional[tk.gl]
-    dv: Optional[tk.gl]
-    x: Optional[tk.gl]
-    g: Optional[cute.Tensor]
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    dots: Optional[cute.Tensor]
+    o: Any = None
+    dv: Optional[tk.gl] = None
+    x: Optional[tk.gl] = None
+    g: Optional[cute.Tensor] = None
+    beta: Optional[cute.Tensor] = None
+    initial: Optional[cute.Tensor] = None
+    final: Optional[cute.Tensor] = None
+    dots: Optional[cute.Tensor] = None
     scale: Float32
     tokens: Int32
     heads_per_k: Int32
     heads_per_v: Int32
-    heads_per_x: Int32
-    ssd: Any
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    checkpoints: Optional[cute.Tensor]
-    every: Optional[Int32]
-    decays: Optional[cute.Tensor]
-    q2: Optional[tk.gl]
-    k2: Optional[tk.gl]
-    v2: Optional[tk.gl]
-    inverse: Optional[tk.gl]  # that is read
-    kept: Optional[tk.gl]  # that is written
-    segments: Any
-    less: Optional[tk.gl]
+    heads_per_x: Any = None
+    ssd: Any = None
+    cu: Optional[cute.Tensor] = None
+    state_indices: Optional[cute.Tensor] = None
+    checkpoints: Optional[cute.Tensor] = None
+    every: Optional[Int32] = None
+    decays: Optional[cute.Tensor] = None
+    q2: Optional[tk.gl] = None
+    k2: Optional[tk.gl] = None
+    v2: Optional[tk.gl] = None
+    inverse: Optional[tk.gl] = None  # that is read
+    kept: Optional[tk.gl] = None  # that is written
+    segments: Any = None
+    less: Optional[tk.gl] = None
+    own: Any = None  # what only the package has
 
 
 @dataclass(frozen=True)

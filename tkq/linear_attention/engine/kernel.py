@@ -126,12 +126,15 @@ class LinearAttention:
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
-        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
-                    o, dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
-                    *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
-                        operands[16:19], (self.qk_tile, self.qk_tile, self.v_tile))), inverse,
-                    kept, self.segmented.count(operands), less)
+        q2, k2, v2 = (x if x is None else at.loads(at.rows(x), tile) for x, tile in (
+            (operands.q2, self.qk_tile), (operands.k2, self.qk_tile), (operands.v2, self.v_tile)))
+        g = Globals(
+            q=at.loads(q, self.qk_tile), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile), o=o, dv=dv, x=x,
+            g=operands.g, beta=operands.beta, initial=states[0], final=states[1], dots=operands.dots, scale=scale,
+            tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2],
+            heads_per_x=x_heads, ssd=ssd, cu=operands.cu, state_indices=operands.state_indices,
+            checkpoints=operands.checkpoints, every=operands.every, decays=operands.decays, q2=q2, k2=k2, v2=v2,
+            inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less)
         parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],

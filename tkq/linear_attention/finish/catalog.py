@@ -19,10 +19,10 @@ def shipped() -> list:
 def _sums():
     for columns, heads in itertools.product(SIZES, (1, 2, 4, 8)):
         yield Shipped(f"linear_attn_shared_heads-bf16-k{columns}-{heads}",
-                      recipe(HeadSumsSpec("bf16", columns, 1, "bf16", heads)), SUMS)
+                      recipe(HeadSumsSpec("bf16", columns, "bf16", heads)), SUMS)
     for columns, heads in itertools.product(SIZES, (1, 2)):
         yield Shipped(f"linear_attn_shared_heads-bf16-k{columns}-column-{heads}",
-                      recipe(HeadSumsSpec("bf16", columns, 1, "fp32", heads)), SUMS)
+                      recipe(HeadSumsSpec("bf16", columns, "fp32", heads)), SUMS)
 
 
 def _delta_rule():

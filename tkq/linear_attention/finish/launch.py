@@ -19,23 +19,21 @@ def recipe(spec: HeadSumsSpec | RowDotsSpec) -> Recipe:
     return Recipe(f"tkq.linear_attention.finish.{kernel}", (spec,))
 
 
-def over_shared(terms, x: Tensor) -> Tensor:
-    """(B, S, H, K), of x's dtype: terms[0] (- terms[1] - terms[2]), summed over the heads that share one of x's, in
-    float32 (float64 of float64) and rounded once. terms: one to three of (B, S, HO, K), of x's dtype or of float32, HO
-    a multiple of H; others than contiguous ones are copied. One that is all of it already is returned as it is."""
-    first, *rest = terms
-    if not rest and first.shape == x.shape and first.dtype == x.dtype:
-        return first
-    (B, S, H, K), heads = x.shape, first.shape[2]
+def over_shared(of_heads: Tensor, x: Tensor) -> Tensor:
+    """(B, S, H, K), of x's dtype: `of_heads` summed over the heads that share one of x's, in float32 (float64 of
+    float64) and rounded once. of_heads: (B, S, HO, K), of x's dtype or of float32, HO a multiple of H; others than
+    contiguous ones are copied. What is the sum already is returned as it is."""
+    if of_heads.shape == x.shape and of_heads.dtype == x.dtype:
+        return of_heads
+    B, S, H, K = x.shape
     if not (x.is_cuda and x.dtype in NARROW):
-        wide = [term.to(torch.promote_types(term.dtype, torch.float32)) for term in terms]
-        return sum((-term for term in wide[1:]), wide[0]).unflatten(2, (H, -1)).sum(3).to(x.dtype)
+        wide = of_heads.to(torch.promote_types(of_heads.dtype, torch.float32))
+        return wide.unflatten(2, (H, -1)).sum(3).to(x.dtype)
     y = torch.empty(B, S, H, K, device=x.device, dtype=x.dtype)
     if y.numel():
-        spec = HeadSumsSpec(dtypes.name_of(x.dtype), K, len(terms), dtypes.name_of(first.dtype),
-                            at_once(heads // H, len(terms)))
-        terms = [term.reshape(-1, heads // H, K) for term in terms]
-        _launcher(x, spec)(*terms, *(None,) * (3 - len(terms)), y.view(-1, K))
+        shared = of_heads.shape[2] // H
+        spec = HeadSumsSpec(dtypes.name_of(x.dtype), K, dtypes.name_of(of_heads.dtype), at_once(shared))
+        _launcher(x, spec)(of_heads.reshape(-1, shared, K), y.view(-1, K))
     return y
 
 

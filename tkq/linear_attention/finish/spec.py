@@ -11,18 +11,16 @@ MOST_AT_ONCE = 8  # heads whose loads are under way
 
 @dataclass(frozen=True)
 class HeadSumsSpec:
-    """Sums over heads that share one (`heads.HeadSums`). dtype: of the sum. columns: of a head. terms: how many tensors
-    are summed, 1 to 3. of: their dtype. at_once: how many heads a thread loads ahead; it divides their number."""
+    """Sums over heads that share one (`heads.HeadSums`). dtype: of the sum. columns: of a head. of: dtype of what is
+    summed. at_once: how many heads a thread loads ahead; it divides their number."""
 
     dtype: str
     columns: int
-    terms: int
     of: str
     at_once: int = 1
 
     def __post_init__(self):
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("terms", self.terms, (1, 2, 3)),
-                                   ("of", self.of, (self.dtype, "fp32"))):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("of", self.of, (self.dtype, "fp32"))):
             if got not in allowed:
                 raise ValueError(f"HeadSumsSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.columns < VECTOR or self.columns % VECTOR:
@@ -50,10 +48,9 @@ class RowDotsSpec:
             raise ValueError(f"RowDotsSpec: columns is {self.columns}, allowed are multiples of {VECTOR}")
 
 
-def at_once(heads: int, terms: int) -> int:
+def at_once(heads: int) -> int:
     """The largest power of 2 that divides the heads, as far as a thread has room for their loads."""
-    most = MOST_AT_ONCE if terms == 1 else MOST_AT_ONCE // 2
-    return min(heads & -heads, most)
+    return min(heads & -heads, MOST_AT_ONCE)
 
 
 def lanes(columns: int) -> int:

@@ -112,7 +112,7 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
         at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
         found = _of_steps(saved, of_c, of_x, at_end, of)
     ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
-    dB, dC = (over_shared((made.o,), x) if needed else None
+    dB, dC = (over_shared(made.o, x) if needed else None
               for made, x, needed in ((of_b, saved.B, needs.B), (of_c, saved.C, needs.C)))
     return SsdGradients(of_x.o if needs.x else None, ddt, dA, dB, dC, dD, dz if needs.z else None, dbias, dinitial)
 

@@ -68,7 +68,7 @@ def test_configurations(dims, causal, left):
         box = box_rows(config.kv, page)
         assert config.kv % box == 0 and box in BOXES and (page is None or page % box == 0)
         cache = cache_plan(spec, page, False, True)
-        assert cache.box == box and config.kv // box <= 16 and 1 <= producer_warps(config.kv, cache) <= 4
+        assert cache.box == box and config.kv // box <= 16 and 1 <= producer_warps(config.kv // box) <= 4
         several = box < config.kv
         assert plan(spec, cache).check(*dims) == replace(config, stagger=several and not config.ping_pong)
         assert cache.row_groups == (several and dims[0] > 64)
@@ -76,7 +76,7 @@ def test_configurations(dims, causal, left):
 
 
 @pytest.mark.parametrize("page, groups, stagger, warps", [
-    (None, False, False, 1), (8, True, True, 4), (16, True, True, 2), (24, True, True, 4), (32, True, True, 2),
+    (None, False, False, 1), (8, True, True, 4), (16, True, True, 4), (24, True, True, 4), (32, True, True, 2),
     (64, True, True, 1), (128, False, False, 1), (192, True, True, 1), (256, False, False, 1)])
 def test_tiles_of_several_boxes(page, groups, stagger, warps):
     """Copies of whole rows and consumers that begin in turns, where no page has all of a tile's rows; a plain
@@ -84,10 +84,8 @@ def test_tiles_of_several_boxes(page, groups, stagger, warps):
     spec = AttentionSpec("bf16", 128, True, False, varlen=True, pack=4)
     cache, apart = (cache_plan(spec, page, True, multiples) for multiples in (True, False))
     assert cache == CacheSpec(page is not None, True, math.gcd(128, page or 128), groups)
-    assert plan(spec, cache).stagger == stagger and producer_warps(128, cache) == warps
+    assert plan(spec, cache).stagger == stagger and producer_warps(128 // cache.box) == warps
     assert apart == replace(cache, row_groups=False) and plan(spec, apart) == plan(spec, cache)
-    boxes = 128 // apart.box
-    assert producer_warps(128, apart) == (4 if boxes >= 8 else 2 if boxes >= 4 else 1)
     assert not plan(replace(spec, left=True), cache).stagger  # they take turns all the time
 
 
@@ -271,7 +269,7 @@ def test_the_machine_code(shown):
     assert not kernel.count("LDL") and not kernel.count("STL") and kernel.stack == 0
     places = 4  # the first K; the loop's K and V; the last V
     assert cache.row_groups and kernel.count("UTMALDG.5D") == places * (
-        config.kv // cache.box // producer_warps(config.kv, cache))
+        config.kv // cache.box // producer_warps(config.kv // cache.box))
 
 
 def test_softmax_lies_under_products():

@@ -59,11 +59,10 @@ def groups_apart(shape: tuple, stride: tuple) -> int | None:
     return apart if (pages - 1) * apart + rows // ROWS_OF_TMA <= MOST_GROUPS else None
 
 
-def producer_warps(keys: int, cache: CacheSpec) -> int:
-    """Among which the boxes of a tile of ``keys`` are dealt out: so that what each issues takes less time than the
-    products of a block. A box of whole rows is one copy and not one for each 64 columns, so that a warp has more."""
-    boxes, many = keys // cache.box, 16 if cache.row_groups else 8
-    return 4 if boxes >= many else 2 if boxes >= 4 else 1
+def producer_warps(boxes: int) -> int:
+    """Among which a tile's boxes are dealt out: so that what each issues takes less time than the products of a
+    block."""
+    return 4 if boxes >= 8 else 2 if boxes >= 4 else 1
 
 
 def cache_plan(spec: AttentionSpec, page: int | None, ragged: bool, multiples: bool) -> CacheSpec:

@@ -26,8 +26,8 @@ class PagedProducer:
     def __init__(self, spec, cache, config):
         self.spec, self.cache, self.config = spec, cache, config
         self.forward = Producer(spec, config)  # of Q, and of what a task sees
-        self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache)
-        self.box_groups = cache.box // 8
+        self.boxes, self.box_groups = config.kv // cache.box, cache.box // 8
+        self.warps = producer_warps(self.boxes)
 
     @cute.jit
     def run(self, g, smem):

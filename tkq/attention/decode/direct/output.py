@@ -19,7 +19,7 @@ class DirectOutput:
         self.spec, self.warps, self.dv = spec, config.warps, spec.head_dim_v
         self.threads, self.pitch = 32 * config.warps, spec.head_dim_v + PADDING
         self.output = Output(spec, self.threads)
-        self.rows_of, self.refuse = rows_of, self.output.refuse
+        self.rows_of, self.refuse_others = rows_of, self.output.refuse_others
 
     def shared(self, al) -> tuple:
         return al.vector(self.warps * FEW * self.pitch), al.vector(2 * FEW, self.warps)

@@ -13,7 +13,7 @@ from tkq.attention.decode.direct.output import LENGTH, PAGE, DirectOutput
 from tkq.attention.decode.direct.rows import DirectRows
 from tkq.attention.decode.output import tell
 from tkq.attention.decode.scaling import Scaling
-from tkq.attention.decode.walk import END, Walk, X
+from tkq.attention.decode.walk import Walk
 
 INF = Float32.inf
 COLUMNS = range(2)  # of the 8 packed queries a lane has 2t and 2t + 1
@@ -83,16 +83,8 @@ class Direct:
     @cute.jit
     def run(self, g, smem):
         regs = self.state()
-        at = self.walk.begin(g)
-        while at[X] < at[END]:
-            s = self.walk.segment(g, at)
-            if s.first < s.end:
-                self.segment(g, smem, regs, s)
-            self.walk.advance(g, at, s)
-        if self.walk.matches(g):
-            pass
-        else:
-            self.output.refuse(g)
+        self.walk.each_segment(g, lambda s: self.segment(g, smem, regs, s))
+        self.output.refuse_others(g)
 
     @cute.jit
     def segment(self, g, smem, regs, s):

@@ -74,9 +74,9 @@ class Blocks:
         lane, warp = tk.lane_id(), tk.warp_id() % 4
         mine = Mine(*[cute.make_rmem_tensor((n,), kind)
                       for n, kind in ((1, Float32), (OF_LANE, Float32), (8, Int32), (1, Int32), (2, Float32))])
-        mine.factor[0] = -exp2(g.A_log[t.head] * tk.LOG2E) * tk.LOG2E
+        mine.factor[0] = -exp2(g.own.A_log[t.head] * tk.LOG2E) * tk.LOG2E
         for e in cutlass.range_constexpr(OF_LANE):
-            mine.bias[e] = g.bias[t.head * COLUMNS + OF_LANE * lane + e] * mine.factor[0]
+            mine.bias[e] = g.own.bias[t.head * COLUMNS + OF_LANE * lane + e] * mine.factor[0]
         for moved in cutlass.range_constexpr(8):
             mine.at[moved] = (2 * warp + lane // 16) * (2 * UNIT) + ((lane % 16) ^ (2 * moved))
         mine.apart[0] = (lane // 16 * (CHUNK // EDGE) + warp) * UNIT - (2 * warp + lane // 16) * (2 * UNIT)
@@ -163,7 +163,7 @@ class Blocks:
 
     def decays(self, g, mine, words, there):
         """Of a lane's columns at a token; 1 behind the sequence's end."""
-        bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))
+        bound = cutlass.select_(there, g.own.bound * tk.LOG2E, Float32(0.0))
         found = []
         for e, x in enumerate(unpacked_four(words)):
             z = cute.math.fma(x, mine.factor[0], mine.bias[e])

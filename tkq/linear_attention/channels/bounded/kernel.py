@@ -20,6 +20,7 @@ from tkq.linear_attention.channels.units import UnitShared
 from tkq.linear_attention.channels.whole import STEPS, WholeShared
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import DeltaShared
+from tkq.linear_attention.engine.fields import Globals
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -45,24 +46,12 @@ class Operands(NamedTuple):
     cu: Optional[cute.Tensor]
 
 
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: tk.gl
-    x: tk.gl
-    beta: cute.Tensor
+class OfGates(NamedTuple):
+    """Of `Globals`: what gates are made of x with."""
+
     A_log: cute.Tensor
     bias: cute.Tensor
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    cu: Optional[cute.Tensor]
-    scale: Float32
     bound: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
 
 
 @dataclass(frozen=True)
@@ -130,9 +119,11 @@ class BoundedAttention:
         of = Operands(q, *others)
         at, n = self.sequences, self.config.groups
         q, k, v, o, x = [at.rows(x) for x in of[:5]]
-        g = Globals(at.loads(q, self.units.type), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
-                    at.stores(o, self.v_tile), at.loads(x, self.units.type), *of[5:], scale, bound,
-                    Int32(q.shape[0]), o.shape[2] // k.shape[2], o.shape[2] // v.shape[2])
+        g = Globals(
+            q=at.loads(q, self.units.type), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile),
+            o=at.stores(o, self.v_tile), x=at.loads(x, self.units.type), beta=of.beta, initial=of.initial,
+            final=of.final, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
+            heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, own=OfGates(of.A_log, of.bias, bound))
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
                               block=[tk.WARPGROUP * (TEAMS + n), 1, 1], stream=stream, min_blocks_per_mp=1)
 
