@@ -91,7 +91,8 @@ def test_the_page_on_speed_is_what_the_results_say():
 
 
 def test_the_table_of_all_that_was_measured_is_what_the_results_say():
-    assert (readme_table.RESULTS / "results.md").read_text() == summary.document(readme_table.reports())
+    for folder in (readme_table.RESULTS, readme_table.OTHER):
+        assert (folder / "results.md").read_text() == summary.document(readme_table.reports(folder)), folder
 
 
 def test_the_pictures_are_of_the_results():
@@ -293,6 +294,17 @@ def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
     of("forward", "10:00", bound=Bound(("QuACK",), 99.0)).save(tmp_path / "norms.json")
     page = readme_table.page(tmp_path)
     assert "a bound for each shape. Missed:" in page and "M1 N2: " in page and ", bound 99" in page
+
+
+def test_another_cards_results_have_a_table_of_their_own(tmp_path):
+    assert readme_table.other_card(tmp_path) == ""
+    cases = [dataclasses.replace(case, section="forward") for case in report().cases]
+    dataclasses.replace(report(), cases=cases).save(tmp_path / "norms.json")
+    text = readme_table.other_card(tmp_path)
+    assert text.startswith("## On an H200\n") and " on one H100 (" in text
+    assert summary.summary(readme_table.reports(tmp_path)) in text
+    assert "- All rows come from one run." in text and "docs/" not in text
+    assert readme_table.other_card() in readme_table.PAGE.read_text()
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):

@@ -4,6 +4,7 @@ The oracle evaluates the same functions with PyTorch by ``torch.vmap``, apart fr
 import math
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from tkq.testing import assert_2x
 
@@ -151,6 +152,17 @@ def grid(B, H, Sq, Sk, device):
     return tuple(torch.arange(n, device=device, dtype=torch.int32) for n in (B, H, Sq, Sk))
 
 
+class IntsAsTensors(TorchFunctionMode):
+    """table[0, q] as table[tensor(0), q], which torch's own mode below makes of it itself after 2.9."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(isinstance(i, torch.Tensor) or type(i) is int for i in index):
+                args = args[0], tuple(torch.tensor(i, device=args[0].device) if type(i) is int else i for i in index)
+        return func(*args, **(kwargs or {}))
+
+
 def over_all(function, places, score=None):
     """The values of a user's function at all places, (B, H, Sq, Sk), by torch.vmap."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
@@ -158,7 +170,7 @@ def over_all(function, places, score=None):
     first = () if score is None else (0,)
     for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         function = torch.vmap(function, in_dims=(*first, *dims))
-    with TransformGetItemToIndex():
+    with TransformGetItemToIndex(), IntsAsTensors():
         return function(*(() if score is None else (score,)), *places)
 
 
