@@ -37,7 +37,7 @@ def _name(spec: MlaSpec, blocks: int) -> str:
 def expectation(blocks: int) -> Expectation:
     """36 steps of S = Q K', four of each quarter of P V; copies past L1, 16 bytes each, or TMA, for one block or two;
     the fourth widens what was copied. And the kernel that merges."""
-    few, scores, values = MlaConfig().registers
+    few, scores, values = (loaded(blocks) if blocks < 3 else MlaConfig()).registers
     copies = "LDGSTS.E.BYPASS", "UTMALDG.3D", "UTMALDG.3D.MULTICAST", "F2FP.F16.E4M3.UNPACK_B"
     merge = Expectation(instructions=("LDG.E.128", "ACQBULK"), registers=72)
     return Expectation(tensor=52, instructions=(copies[blocks], "USETMAXREG"), registers=128,
