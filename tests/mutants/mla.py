@@ -49,6 +49,9 @@ MUTANTS = (
          "top = cutlass.select_(old == Float32(-Float32.inf), top, old)", RISING),
         ("largest_scores_rise_too_late", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
          "top = cutlass.select_(top > old + Float32(16 * self.config.rise), top, old)", RISING),
+        ("wrong_guesses_stay", "if self.risen(g, regs):\n    self.follow(g, regs)\n    self.weights(g, smem, regs)",
+         "if self.risen(g, regs):\n    self.follow(g, regs)", RISING),
+        ("guesses_are_always_right", "if self.risen(g, regs):", "if tk.warp_id() < 0:", RISING),
         ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
     *family(
         "mla", "tkq/attention/mla/values.py",

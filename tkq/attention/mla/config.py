@@ -13,7 +13,10 @@ class MlaConfig:
     weights hold for any number that is subtracted. Exponentials are then at most 2^rise, below the largest fp16 up to
     15, and where the largest score lies between them, at least 1, so that no more of them vanish; n keys sum up to
     n * 2^rise at most in fp32, below 2^47 of its 2^128 for 2^31 keys, and values to that times the largest of them. The
-    first block's largest score is taken whatever it is, as all but -inf exceeds -inf."""
+    first block's largest score is taken whatever it is, as all but -inf exceeds -inf.
+
+    guess: exponentials of a block are made before its largest scores are known, as if none rose by so much, and again
+    where one did."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -21,10 +24,13 @@ class MlaConfig:
     multicast: int = 0
     pdl: bool = True
     rise: int = 0
+    guess: bool = False
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:
             raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
+        if self.guess and not self.rise:
+            raise ValueError("MlaConfig: guess is True, rise is 0; allowed are 1 to 15")
 
     @property
     def cluster(self) -> int:

@@ -30,7 +30,7 @@ class Scores:
     def state(self, smem):
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
-                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
+                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), total=tk.rv(), first=ints(), end=ints(),
                      deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
 
     @cute.jit
@@ -102,12 +102,11 @@ class Scores:
         tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
         tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
         tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
+        smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
         tk.mma_wait(0)
         tk.arrive(smem.scored[pair])
         smem.rope_pipe.release(regs.pair)
         self.softmax(g, smem, regs, block)
-        smem.p_pipe.acquire_empty(regs.pair)
-        tk.store(smem.p[pair], regs.s)
         tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
@@ -116,10 +115,38 @@ class Scores:
 
     @cute.jit
     def softmax(self, g, smem, regs, block):
-        """S, of a block of keys, becomes exponentials."""
+        """S, of a block of keys, becomes exponentials in shared memory.
+
+        A guess is that the number stays that they are relative to: it is judged while they are made, and they are made
+        once more where a row of this warp asks for another one. P is handed over behind that."""
         self.keys.mask(regs, [smem.there[w, regs.deep.stage] for w in range(4)])
         if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
+        if const_expr(self.config.guess):
+            self.weights(g, smem, regs)
+            tk.fill(regs.correct, 1.0)
+            if self.risen(g, regs):
+                self.follow(g, regs)
+                self.weights(g, smem, regs)
+        else:
+            self.follow(g, regs)
+            self.weights(g, smem, regs)
+        tk.add(regs.norm, regs.norm, regs.total)
+
+    def risen(self, g, regs):
+        """Does a row of this warp have a score that is too large for the number so far? No lane waits for a row's
+        largest one."""
+        found, s = cutlass.Boolean(False), regs.s.rows_view
+        for r in range(2):
+            top = s[r, 0]
+            for j in range(1, self.config.keys // 4):
+                top = cute.arch.fmax(top, s[r, j])
+            found = found | (top * g.scale > regs.max.tensor[r] + Float32(self.config.rise))
+        return cute.arch.vote_any_sync(found)
+
+    @cute.jit
+    def follow(self, g, regs):
+        """The number that a row's exponentials are relative to, from its largest score. Sums so far are rescaled."""
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
         tk.mul(regs.shift, regs.shift, g.scale)
@@ -132,7 +159,14 @@ class Scores:
         tk.sub(regs.correct, regs.correct, regs.shift)
         tk.exp2(regs.correct, regs.correct)
         tk.mul(regs.norm, regs.norm, regs.correct)
-        tk.mul(regs.s, regs.s, g.scale)
-        tk.sub_row(regs.s, regs.s, regs.shift)
-        tk.exp2(regs.s, regs.s)
-        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+
+    @cute.jit
+    def weights(self, g, smem, regs):
+        """P, and the sums of its rows."""
+        p = tk.rt_fl(self.config.keys)
+        tk.finite_or_zero(regs.shift, regs.max)
+        tk.mul(p, regs.s, g.scale)
+        tk.sub_row(p, p, regs.shift)
+        tk.exp2(p, p)
+        tk.row_sum_partial(regs.total, p)
+        tk.store(smem.p[regs.pair.stage], p)
