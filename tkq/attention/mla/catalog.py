@@ -37,10 +37,8 @@ def _name(spec: MlaSpec, blocks: int) -> str:
 def expectation(blocks: int) -> Expectation:
     """36 steps of S = Q K', four of each quarter of P V; copies past L1, 16 bytes each, or TMA, for one block or two;
     the fourth widens what was copied. And the kernel that merges."""
-    few, scores, values = (loaded(blocks) if blocks < 3 else MlaConfig()).registers
+    few, scores, values = MlaConfig().registers
     copies = "LDGSTS.E.BYPASS", "UTMALDG.3D", "UTMALDG.3D.MULTICAST", "F2FP.F16.E4M3.UNPACK_B"
     merge = Expectation(instructions=("LDG.E.128", "ACQBULK"), registers=72)
-    # Addresses of P's rows, which the loop over blocks finds in registers again; and two limits of queries' keys.
-    return Expectation(tensor=52, local_memory=10 if blocks == 2 else 0, registers=128,
-                       instructions=(copies[blocks], "USETMAXREG"), roles=((few, 1), (scores, 1), (values, 2)),
-                       others=(("ombine", merge),))
+    return Expectation(tensor=52, instructions=(copies[blocks], "USETMAXREG"), registers=128,
+                       roles=((few, 1), (scores, 1), (values, 2)), others=(("ombine", merge),))

@@ -16,7 +16,15 @@ class MlaConfig:
     first block's largest score is taken whatever it is, as all but -inf exceeds -inf.
 
     guess: exponentials of a block are made before its largest scores are known, as if none rose by so much, and again
-    where one did."""
+    where one did.
+
+    woven: products of the scores whose Q lies in shared memory, and which take all that this gives, lie between those
+    whose Q is in registers, so that tiles can land at all times. early: groups of the scores' products, the last ones,
+    that the left half of the values does not wait for.
+
+    packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
+    of 16 columns, two and the two 8 behind them. merging: blocks of threads of the merge kernel on an SM; 0: as many as
+    its registers leave room for."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -25,6 +33,10 @@ class MlaConfig:
     pdl: bool = True
     rise: int = 0
     guess: bool = False
+    woven: bool = False
+    early: int = 0
+    packed: bool = False
+    merging: int = 0
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:

@@ -17,9 +17,7 @@ def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> Mla
 def loaded(blocks: int) -> MlaConfig:
     """Of tiles that TMA loads for so many blocks; 0: by cp.async. With 16 heads, and with lists of rows, the memory is
     waited for, not what rescales sums."""
-    if blocks < 2:
-        return MlaConfig(multicast=blocks)
-    return MlaConfig(multicast=blocks, rise=8, guess=True, registers=(24, 168, 160))
+    return MlaConfig(multicast=blocks, rise=8 if blocks == 2 else 0)
 
 
 def multicast(page: int, tiles: int, together: int) -> int:

@@ -16,6 +16,9 @@ from tkq.attention.mla.state import Scores as State
 from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
 
+STEP = 16  # columns of a product
+
+
 class Scores:
     """Of a block of keys: S = Q K', and its exponentials P, for the two other warpgroups.
 
@@ -92,26 +95,53 @@ class Scores:
 
     @cute.jit
     def block(self, g, smem, regs, block):
-        deep, pair = regs.deep.stage, regs.pair.stage
-        smem.left_pipe.wait(regs.deep)
-        see_tile(self.config)
-        tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
-        smem.rope_pipe.wait(regs.pair)
-        smem.right_pipe.wait(regs.pair)
-        see_tile(self.config)
-        tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
-        tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
-        tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
-        smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
-        tk.mma_wait(0)
-        tk.arrive(smem.scored[pair])
+        self.products(smem, regs)
         smem.rope_pipe.release(regs.pair)
         self.softmax(g, smem, regs, block)
-        tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
+        tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
         regs.deep.advance()
         regs.pair.advance()
+
+    @cute.jit
+    def products(self, smem, regs):
+        """S = Q K'. The left half of the values goes on when all but the last ``early`` groups of products are done:
+        under these lies what it takes to tell."""
+        early = self.config.early
+        smem.left_pipe.wait(regs.deep)
+        see_tile(self.config)
+        first, *rest = self.groups(smem, regs)
+        tk.mm_ABt(regs.s, first[0], first[1], k=first[2])
+        smem.rope_pipe.wait(regs.pair)
+        smem.right_pipe.wait(regs.pair)
+        see_tile(self.config)
+        for q, k, columns in rest:
+            tk.mma_ABt(regs.s, q, k, k=columns)
+        smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
+        tk.mma_wait(early)
+        tk.arrive(smem.scored[regs.pair.stage])
+        if const_expr(early > 0):
+            tk.mma_wait(0)
+
+    def groups(self, smem, regs):
+        """(columns of Q, keys, which of their columns) of each group of products; the first asks for the left half
+        alone."""
+        pair = regs.pair.stage
+        left, right = (regs.q_left, smem.left[regs.deep.stage]), (regs.q_right, smem.right[pair])
+        rope, last = (smem.q_rope[0], smem.rope[pair]), (smem.q[0], smem.right[pair])
+        part = HALF // 2
+        if not self.config.woven:
+            return [(*left, (0, HALF)), (*rope, (0, 64)), (*right, (0, part)), (*last, (part, HALF - 64)),
+                    (*last, (HALF - 64, HALF))]
+        both = [(*rope, (n, n + STEP)) for n in range(0, 64, STEP)] + [
+            (*last, (n, n + STEP)) for n in range(part, HALF, STEP)]
+        one = [(*left, (n, n + STEP)) for n in range(64, HALF, STEP)] + [
+            (*right, (n, n + STEP)) for n in range(0, part, STEP)]
+        woven = [(*left, (0, 64))]
+        for n, group in enumerate(both):
+            woven += [group, *one[n * len(one) // len(both):(n + 1) * len(one) // len(both)]]
+        return woven
 
     @cute.jit
     def softmax(self, g, smem, regs, block):

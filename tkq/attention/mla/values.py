@@ -16,7 +16,7 @@ class Values:
     """O += P V, of one half."""
 
     def __init__(self, spec, config, left):
-        self.config, self.output, self.left = config, Output(spec), left
+        self.config, self.output, self.left = config, Output(spec, config.packed), left
 
     @cute.jit
     def run(self, g, smem):
