@@ -22,6 +22,9 @@ class MlaConfig:
     whose Q is in registers, so that tiles can land at all times. early: groups of the scores' products, the last ones,
     that the left half of the values does not wait for.
 
+    late: quarters of the values, beside the left half, that lie under the softmax of the block behind: of the right
+    half's two products the last ones.
+
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
     of 16 columns, two and the two 8 behind them. merging: blocks of threads of the merge kernel on an SM; 0: as many as
     its registers leave room for."""
@@ -35,6 +38,7 @@ class MlaConfig:
     guess: bool = False
     woven: bool = False
     early: int = 0
+    late: int = 0
     packed: bool = False
     merging: int = 0
 
