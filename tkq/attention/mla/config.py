@@ -25,6 +25,8 @@ class MlaConfig:
     late: quarters of the values, beside the left half, that lie under the softmax of the block behind: of the right
     half's two products the last ones.
 
+    lean: between a block's scores and P nothing is waited for that could be there before, and no thread branches.
+
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
     of 16 columns, two and the two 8 behind them. merging: blocks of threads of the merge kernel on an SM; 0: as many as
     its registers leave room for."""
@@ -39,6 +41,7 @@ class MlaConfig:
     woven: bool = False
     early: int = 0
     late: int = 0
+    lean: bool = False
     packed: bool = False
     merging: int = 0
 

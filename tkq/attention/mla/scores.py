@@ -95,10 +95,11 @@ class Scores:
 
     @cute.jit
     def block(self, g, smem, regs, block):
-        self.products(smem, regs)
+        there = self.products(smem, regs)
         smem.rope_pipe.release(regs.pair)
-        self.softmax(g, smem, regs, block)
-        tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
+        self.softmax(g, smem, regs, block, there)
+        if const_expr(not self.config.lean):
+            tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
         regs.deep.advance()
@@ -119,10 +120,12 @@ class Scores:
         for q, k, columns in rest:
             tk.mma_ABt(regs.s, q, k, k=columns)
         smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
+        there = [smem.there[w, regs.deep.stage] for w in range(4)]  # and no wait for these
         tk.mma_wait(early)
         tk.arrive(smem.scored[regs.pair.stage])
         if const_expr(early > 0):
             tk.mma_wait(0)
+        return there if self.config.lean else [smem.there[w, regs.deep.stage] for w in range(4)]
 
     def groups(self, smem, regs):
         """(columns of Q, keys, which of their columns) of each group of products; the first asks for the left half
@@ -144,12 +147,12 @@ class Scores:
         return woven
 
     @cute.jit
-    def softmax(self, g, smem, regs, block):
+    def softmax(self, g, smem, regs, block, there):
         """S, of a block of keys, becomes exponentials in shared memory.
 
         A guess is that the number stays that they are relative to: it is judged while they are made, and they are made
         once more where a row of this warp asks for another one. P is handed over behind that."""
-        self.keys.mask(regs, [smem.there[w, regs.deep.stage] for w in range(4)])
+        self.keys.mask(regs, there)
         if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
         if const_expr(self.config.guess):
@@ -158,10 +161,18 @@ class Scores:
             if self.risen(g, regs):
                 self.follow(g, regs)
                 self.weights(g, smem, regs)
+            self.tell(smem, regs)
         else:
             self.follow(g, regs)
+            self.tell(smem, regs)
             self.weights(g, smem, regs)
         tk.add(regs.norm, regs.norm, regs.total)
+
+    def tell(self, smem, regs):
+        """The factors of O's rows, from all four threads of a row: without a branch."""
+        if self.config.lean:
+            for r in range(2):
+                smem.correct[tk.first_row() + 8 * r, regs.pair.stage] = regs.correct.tensor[r]
 
     def risen(self, g, regs):
         """Does a row of this warp have a score that is too large for the number so far? No lane waits for a row's
