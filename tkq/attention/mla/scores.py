@@ -96,12 +96,15 @@ class Scores:
     @cute.jit
     def block(self, g, smem, regs, block):
         there = self.products(smem, regs)
-        smem.rope_pipe.release(regs.pair)
+        if const_expr(not self.config.lean):
+            smem.rope_pipe.release(regs.pair)
         self.softmax(g, smem, regs, block, there)
         if const_expr(not self.config.lean):
             tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
+        if const_expr(self.config.lean):
+            smem.rope_pipe.release(regs.pair)
         regs.deep.advance()
         regs.pair.advance()
 
