@@ -27,6 +27,9 @@ class MlaConfig:
 
     lean: between a block's scores and P nothing is waited for that could be there before, and no thread branches.
 
+    probe: whether a row's largest score rises by so much is asked of each thread's own scores, and a row's threads meet
+    only where one of them says so.
+
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
     of 16 columns, two and the two 8 behind them. merging: blocks of threads of the merge kernel on an SM; 0: as many as
     its registers leave room for."""
@@ -42,14 +45,16 @@ class MlaConfig:
     early: int = 0
     late: int = 0
     lean: bool = False
+    probe: bool = False
     packed: bool = False
     merging: int = 0
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:
             raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
-        if self.guess and not self.rise:
-            raise ValueError("MlaConfig: guess is True, rise is 0; allowed are 1 to 15")
+        for name in ("guess", "probe"):
+            if getattr(self, name) and not self.rise:
+                raise ValueError(f"MlaConfig: {name} is True, rise is 0; allowed are 1 to 15")
 
     @property
     def cluster(self) -> int:

@@ -166,7 +166,12 @@ class Scores:
                 self.weights(g, smem, regs)
             self.tell(smem, regs)
         else:
-            self.follow(g, regs)
+            if const_expr(self.config.probe):
+                tk.fill(regs.correct, 1.0)
+                if self.risen(g, regs):
+                    self.follow(g, regs)
+            else:
+                self.follow(g, regs)
             self.tell(smem, regs)
             self.weights(g, smem, regs)
         tk.add(regs.norm, regs.norm, regs.total)
@@ -182,10 +187,10 @@ class Scores:
         largest one."""
         found, s = cutlass.Boolean(False), regs.s.rows_view
         for r in range(2):
-            top = s[r, 0]
-            for j in range(1, self.config.keys // 4):
-                top = cute.arch.fmax(top, s[r, j])
-            found = found | (top * g.scale > regs.max.tensor[r] + Float32(self.config.rise))
+            tops = [s[r, j] for j in range(self.config.keys // 4)]
+            while len(tops) > 1:
+                tops = [cute.arch.fmax(a, b) for a, b in zip(tops[::2], tops[1::2])]
+            found = found | (tops[0] * g.scale > regs.max.tensor[r] + Float32(self.config.rise))
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
