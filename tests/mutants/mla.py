@@ -43,15 +43,12 @@ MUTANTS = (
          "rows[tk.warp_id() % 4, stage] = Int32(0xFFFF)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/scores.py",
-        ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
+        ("rope_part_is_forgotten", "(*left, (0, HALF)), (*rope, (0, 64)), ", "(*left, (0, HALF)), ", PAGES),
         ("rest_of_q_is_that_before", "copy_panels(smem.q_rope, 0, rows, (8, 9))", "", PAGES),
         ("largest_scores_never_rise", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
          "top = cutlass.select_(old == Float32(-Float32.inf), top, old)", RISING),
         ("largest_scores_rise_too_late", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
          "top = cutlass.select_(top > old + Float32(16 * self.config.rise), top, old)", RISING),
-        ("wrong_guesses_stay", "if self.risen(g, regs):\n    self.follow(g, regs)\n    self.weights(g, smem, regs)",
-         "if self.risen(g, regs):\n    self.follow(g, regs)", RISING),
-        ("guesses_are_always_right", "if self.risen(g, regs):", "if tk.warp_id() < 0:", RISING),
         ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
     *family(
         "mla", "tkq/attention/mla/values.py",

@@ -15,7 +15,6 @@ from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
 from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
-
 STEP = 16  # columns of a product
 
 

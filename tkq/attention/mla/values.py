@@ -17,7 +17,8 @@ class Values:
 
     def __init__(self, spec, config, left):
         self.config, self.output, self.left = config, Output(spec, config.packed), left
-        self.waits = 0 if left else 2 - config.late  # before which of its two products for the scores of the block behind
+        # before which of its two products it waits for the scores of the block behind
+        self.waits = 0 if left else 2 - config.late
 
     @cute.jit
     def run(self, g, smem):
