@@ -43,7 +43,9 @@ MUTANTS = (
          "rows[tk.warp_id() % 4, stage] = Int32(0xFFFF)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/scores.py",
-        ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
+        ("rope_part_is_forgotten", "return [(*left, (0, HALF)), (*rope, (0, 64)), (*right, (0, part)), "
+         "(*last, (part, HALF - 64)),", "return [(*left, (0, HALF)), (*right, (0, part)), (*last, (part, HALF - 64)),",
+         PAGES),
         ("rest_of_q_is_that_before", "copy_panels(smem.q_rope, 0, rows, (8, 9))", "", PAGES),
         ("largest_scores_never_rise", "top = cutlass.select_(top > old + Float32(self.config.rise), top, old)",
          "top = cutlass.select_(old == Float32(-Float32.inf), top, old)", RISING),

@@ -54,7 +54,12 @@ class Combine:
 
     def launch(self, g, parts, stream):
         self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
-                              use_pdl=self.config.pdl)
+                              use_pdl=self.config.pdl, **self.residence())
+
+    def residence(self):
+        """Shared memory as the kernel before has it, where so many blocks of threads lie on an SM together."""
+        many = self.config.merging
+        return {"min_blocks_per_mp": many, "preferred_smem_carveout": 100} if many else {}
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -233,11 +238,14 @@ class Combine:
                 sums[SUMS + e] = cute.math.fma(weight, found[e % 4, e // 4], sums[SUMS + e])
 
     def row(self, g, t, place, sums, factor):
-        """Four columns of each panel of O."""
-        o = rows_of(g.o, g, t)
+        """Four columns of each panel of O: beside each other, or, packed, two and the two 8 behind them."""
+        o, lane = rows_of(g.o, g, t), place[1] % COLUMNS // 4
+        first = place[1] - 4 * lane + (lane // 4 * 16 + lane % 4 * 2 if self.config.packed else 4 * lane)
+        each, step = (2, 8) if self.config.packed else (4, 4)
         for panel in range((cute.size(sums) - SUMS) // 4):
-            narrow = cute.make_rmem_tensor((4,), self.dtype)
-            for e in range(4):
-                narrow[e] = self.dtype(sums[SUMS + 4 * panel + e] * factor)
-            at = (o.iterator + (cute.crd2idx((t.row, 0), o.layout) + place[1] + panel * COLUMNS)).align(8)
-            cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))
+            for part in range(4 // each):
+                narrow = cute.make_rmem_tensor((each,), self.dtype)
+                for e in range(each):
+                    narrow[e] = self.dtype(sums[SUMS + 4 * panel + each * part + e] * factor)
+                at = o.iterator + (cute.crd2idx((t.row, 0), o.layout) + first + panel * COLUMNS + part * step)
+                cute.autovec_copy(narrow, cute.make_tensor(at.align(2 * each), cute.make_layout(each)))

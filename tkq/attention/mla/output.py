@@ -15,8 +15,8 @@ Q_IS_THERE, INVERSE_IS_THERE, INVERSE_IS_READ = 1, 2, 3  # barriers
 
 
 class Output:
-    def __init__(self, spec):
-        self.spec = spec
+    def __init__(self, spec, packed=False):
+        self.spec, self.packed = spec, packed
 
     @cute.jit
     def scores(self, g, smem, regs, s):
@@ -45,13 +45,13 @@ class Output:
             regs.correct.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 0]
         tk.sync_arrive(INVERSE_IS_READ, ALL)
         for part in cutlass.range_constexpr(2):
-            tk.mul_row(regs.o[part], regs.o[part], regs.correct)
-            self.columns(g, regs.o[part], s, column + part * (HALF // 2))
+            self.columns(g, regs.o[part], regs.correct, s, column + part * (HALF // 2))
 
     @cute.jit
-    def columns(self, g, o, s, column: cutlass.Constexpr[int]):
-        """Columns of O from ``column`` on: the result, or a part's in its slot, in fp32."""
+    def columns(self, g, o, inverse, s, column: cutlass.Constexpr[int]):
+        """Columns of O from ``column`` on, times its rows' factors: the result, or a part's in its slot, in fp32."""
         if s.splits == 1:
+            tk.mul_row(o, o, inverse)
             rows = rows_of(g.o, g, s)
             to = cute.make_tensor((rows.iterator + column).align(16),
                                   cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
@@ -63,12 +63,13 @@ class Output:
                 row = tk.first_row() + 8 * r
                 if row < here:
                     at = g.partial.iterator + ((first + row) * HEAD_DIM_V + column)
-                    for j in cutlass.range_constexpr(o.cols // 8):
-                        two = cute.make_rmem_tensor((2,), Float32)
-                        two[0] = view[r, 2 * j]
-                        two[1] = view[r, 2 * j + 1]
-                        to = (at + (8 * j + tk.first_col())).align(8)
-                        cute.autovec_copy(two, cute.make_tensor(to, cute.make_layout(2)))
+                    each = 4 if const_expr(self.packed) else 2  # see MlaConfig: columns 8 j and on, and 8 (j + 1)
+                    for j in cutlass.range_constexpr(0, o.cols // 8, each // 2):
+                        some = cute.make_rmem_tensor((each,), Float32)
+                        for e in cutlass.range_constexpr(each):
+                            some[e] = view[r, 2 * j + e] * inverse.tensor[r]
+                        to = (at + (8 * j + tk.first_col() * (each // 2))).align(4 * each)
+                        cute.autovec_copy(some, cute.make_tensor(to, cute.make_layout(each)))
 
     @cute.jit
     def log_sum(self, g, lse, s):

@@ -15,6 +15,8 @@ from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
 from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
+STEP = 16  # columns of a product
+
 
 class Scores:
     """Of a block of keys: S = Q K', and its exponentials P, for the two other warpgroups.
@@ -30,7 +32,7 @@ class Scores:
     def state(self, smem):
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
-                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
+                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), total=tk.rv(), first=ints(), end=ints(),
                      deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
 
     @cute.jit
@@ -92,34 +94,107 @@ class Scores:
 
     @cute.jit
     def block(self, g, smem, regs, block):
-        deep, pair = regs.deep.stage, regs.pair.stage
-        smem.left_pipe.wait(regs.deep)
-        see_tile(self.config)
-        tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
-        smem.rope_pipe.wait(regs.pair)
-        smem.right_pipe.wait(regs.pair)
-        see_tile(self.config)
-        tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
-        tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
-        tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
-        tk.mma_wait(0)
-        tk.arrive(smem.scored[pair])
-        smem.rope_pipe.release(regs.pair)
-        self.softmax(g, smem, regs, block)
-        smem.p_pipe.acquire_empty(regs.pair)
-        tk.store(smem.p[pair], regs.s)
-        tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
+        there = self.products(smem, regs)
+        if const_expr(not self.config.lean):
+            smem.rope_pipe.release(regs.pair)
+        self.softmax(g, smem, regs, block, there)
+        if const_expr(not self.config.lean):
+            tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
+        if const_expr(self.config.lean):
+            smem.rope_pipe.release(regs.pair)
         regs.deep.advance()
         regs.pair.advance()
 
     @cute.jit
-    def softmax(self, g, smem, regs, block):
-        """S, of a block of keys, becomes exponentials."""
-        self.keys.mask(regs, [smem.there[w, regs.deep.stage] for w in range(4)])
+    def products(self, smem, regs):
+        """S = Q K'. The left half of the values goes on when all but the last ``early`` groups of products are done:
+        under these lies what it takes to tell."""
+        early = self.config.early
+        smem.left_pipe.wait(regs.deep)
+        see_tile(self.config)
+        first, *rest = self.groups(smem, regs)
+        tk.mm_ABt(regs.s, first[0], first[1], k=first[2])
+        smem.rope_pipe.wait(regs.pair)
+        smem.right_pipe.wait(regs.pair)
+        see_tile(self.config)
+        for q, k, columns in rest:
+            tk.mma_ABt(regs.s, q, k, k=columns)
+        smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
+        there = [smem.there[w, regs.deep.stage] for w in range(4)]  # and no wait for these
+        tk.mma_wait(early)
+        tk.arrive(smem.scored[regs.pair.stage])
+        if const_expr(early > 0):
+            tk.mma_wait(0)
+        return there if self.config.lean else [smem.there[w, regs.deep.stage] for w in range(4)]
+
+    def groups(self, smem, regs):
+        """(columns of Q, keys, which of their columns) of each group of products; the first asks for the left half
+        alone."""
+        pair = regs.pair.stage
+        left, right = (regs.q_left, smem.left[regs.deep.stage]), (regs.q_right, smem.right[pair])
+        rope, last = (smem.q_rope[0], smem.rope[pair]), (smem.q[0], smem.right[pair])
+        part = HALF // 2
+        if not self.config.woven:
+            return [(*left, (0, HALF)), (*rope, (0, 64)), (*right, (0, part)), (*last, (part, HALF - 64)),
+                    (*last, (HALF - 64, HALF))]
+        both = [(*rope, (n, n + STEP)) for n in range(0, 64, STEP)] + [
+            (*last, (n, n + STEP)) for n in range(part, HALF, STEP)]
+        one = [(*left, (n, n + STEP)) for n in range(64, HALF, STEP)] + [
+            (*right, (n, n + STEP)) for n in range(0, part, STEP)]
+        woven = [(*left, (0, 64))]
+        for n, group in enumerate(both):
+            woven += [group, *one[n * len(one) // len(both):(n + 1) * len(one) // len(both)]]
+        return woven
+
+    @cute.jit
+    def softmax(self, g, smem, regs, block, there):
+        """S, of a block of keys, becomes exponentials in shared memory.
+
+        A guess is that the number stays that they are relative to: it is judged while they are made, and they are made
+        once more where a row of this warp asks for another one. P is handed over behind that."""
+        self.keys.mask(regs, there)
         if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
+        if const_expr(self.config.guess):
+            self.weights(g, smem, regs)
+            tk.fill(regs.correct, 1.0)
+            if self.risen(g, regs):
+                self.follow(g, regs)
+                self.weights(g, smem, regs)
+            self.tell(smem, regs)
+        else:
+            if const_expr(self.config.probe):
+                tk.fill(regs.correct, 1.0)
+                if self.risen(g, regs):
+                    self.follow(g, regs)
+            else:
+                self.follow(g, regs)
+            self.tell(smem, regs)
+            self.weights(g, smem, regs)
+        tk.add(regs.norm, regs.norm, regs.total)
+
+    def tell(self, smem, regs):
+        """The factors of O's rows, from all four threads of a row: without a branch."""
+        if self.config.lean:
+            for r in range(2):
+                smem.correct[tk.first_row() + 8 * r, regs.pair.stage] = regs.correct.tensor[r]
+
+    def risen(self, g, regs):
+        """Does a row of this warp have a score that is too large for the number so far? No lane waits for a row's
+        largest one."""
+        found, s = cutlass.Boolean(False), regs.s.rows_view
+        for r in range(2):
+            tops = [s[r, j] for j in range(self.config.keys // 4)]
+            while len(tops) > 1:
+                tops = [cute.arch.fmax(a, b) for a, b in zip(tops[::2], tops[1::2])]
+            found = found | (tops[0] * g.scale > regs.max.tensor[r] + Float32(self.config.rise))
+        return cute.arch.vote_any_sync(found)
+
+    @cute.jit
+    def follow(self, g, regs):
+        """The number that a row's exponentials are relative to, from its largest score. Sums so far are rescaled."""
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
         tk.mul(regs.shift, regs.shift, g.scale)
@@ -132,7 +207,14 @@ class Scores:
         tk.sub(regs.correct, regs.correct, regs.shift)
         tk.exp2(regs.correct, regs.correct)
         tk.mul(regs.norm, regs.norm, regs.correct)
-        tk.mul(regs.s, regs.s, g.scale)
-        tk.sub_row(regs.s, regs.s, regs.shift)
-        tk.exp2(regs.s, regs.s)
-        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+
+    @cute.jit
+    def weights(self, g, smem, regs):
+        """P, and the sums of its rows."""
+        p = tk.rt_fl(self.config.keys)
+        tk.finite_or_zero(regs.shift, regs.max)
+        tk.mul(p, regs.s, g.scale)
+        tk.sub_row(p, p, regs.shift)
+        tk.exp2(p, p)
+        tk.row_sum_partial(regs.total, p)
+        tk.store(smem.p[regs.pair.stage], p)

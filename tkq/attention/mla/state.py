@@ -124,6 +124,7 @@ class Scores:
     norm: tk.RowVec
     correct: tk.RowVec
     shift: tk.RowVec
+    total: tk.RowVec
     first: Any
     end: Any
     deep: tk.Ring

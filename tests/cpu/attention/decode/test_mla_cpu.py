@@ -71,6 +71,8 @@ def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
 def test_a_config_refuses_by_name(rise):
     with pytest.raises(ValueError, match=f"rise is {rise}, allowed are 0 to 15"):
         MlaConfig(rise=rise)
+    with pytest.raises(ValueError, match="guess is True, rise is 0"):
+        MlaConfig(guess=True)
 
 
 def test_float8_rows_are_of_each_block_alone():
