@@ -23,7 +23,8 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    rest = (2 * heads + groups + 2 * spec.exact + spec.summed) * tile
+    scores = 2 * heads + 2 * spec.exact if spec.scored or not spec.second else 0
+    rest = (scores + groups + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups), heads)
@@ -62,4 +63,6 @@ def _registers(spec, groups):
         return 24, 232, 240
     if spec.inverse == "in":
         return (24, 128, 176) if spec.reverse and spec.writes else (24, 104, 192)
+    if spec.second and not spec.scored and spec.writes:
+        return 24, 56, 216
     return (24, 136, 176) if spec.delta else (24, 104, 192)

@@ -147,7 +147,7 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, self.second.scores * c.heads),
+                   al.tile(self.p_tile, self.second.scores * c.heads) if self.spec.scored else None,
                    al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
@@ -308,8 +308,9 @@ class LinearAttention:
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             self.second.done(s, free)
             if const_expr(spec.writes):
-                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
-                                        written))
+                write = self.write_both_ways if spec.both_ways else self.write
+                write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
+                                   written))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             self.delta.kept_by(wg)
@@ -344,9 +345,26 @@ class LinearAttention:
         if self.second.query:
             if self.spec.dots:
                 self.read_values(s, c, wg, stage)
-                add_dots(s.dots, c.w, c.v, wg, less=True)
+                add_dots(s.dots, c.w, c.v, wg, times=-1.0)
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
+
+    def write_both_ways(self, g, s, t, c, at):
+        """Likewise, of pairs that are used both ways. c.w is what second queries get, taken off; then what pairs give
+        keys is added. Sums are of the first and of the second of it: o x + c.w v - (what is added) v."""
+        wg, chunk, stage, of_scores, _, written = at
+        tile = self.tile(stage, wg)
+        tk.load_T(c.x, s.x[tile])
+        add_dots(s.dots, c.o, c.x, wg)
+        self.read_values(s, c, wg, stage)
+        add_dots(s.dots, c.w, c.v, wg, times=2.0)
+        self.second.add_to_keys(c, s, tile, of_scores)
+        self.neighbours.put(s, t, c.o, c.x, (wg, written), lambda x: self.put(g.o, s, t, x, chunk, wg), True)
+        tk.mma_wait(0)
+        self.read_values(s, c, wg, stage)
+        add_dots(s.dots, c.w, c.v, wg, times=-1.0)
+        write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+        self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
@@ -355,7 +373,7 @@ class LinearAttention:
         if self.spec.exact_scores:
             self.products.add_rest_of_scores(c, s, stages[0], self.second.stage(stages[1]))
         if self.spec.scored:
-            self.second.add_own(c, s, stages[0])
+            self.second.add_own(c, s, stages[0], self.second.stage(stages[1]))
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

@@ -60,7 +60,7 @@ class StateProducts:
 
     def rest(self, c, s, stage):
         """With sums of o times another tensor: c.o has what rounding took from the state, too."""
-        if self.spec.exact_scores and not (self.wide or self.second.query):
+        if self.spec.exact_outputs and not (self.wide or self.second.query):
             tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
             for o, q in self.queries(c, s, stage):
                 tk.mma_ABt(o, c.s16, q)

@@ -32,13 +32,24 @@ class Second:
         O = scale * (e^G Q S + P V) - P2 V2,  P2[i, j] = e^(G[i] - G[j]) q[i] k2[j] for j < i
         S = e^G[63] S + (e^(G[63] - G) K)' V - (e^(G[63] - G) / scale K2)' V2
 
-    Reversed likewise. Scores of both have one stage, which is free again before outputs are written."""
+    Reversed likewise. Scores of both have one stage, which is free again before outputs are written.
+
+    A pair of queries and keys whose order is turned around has the scores of second queries, transposed: with
+    `both_ways` a launch with second queries gives keys, too, what pairs of a chunk have for them, and the launch with
+    second pairs has no scores. With x for V where keys get something, P with its scale, P2 without, what comes out
+    beside O is
+
+        P' X - P2' V - O2
+
+    and sums are of o times x, less O2 times v, less (P' X - P2' V) times v: a pair's parts of both are made of the same
+    number of 16 bits, and take each other off whatever rounding made of it. Scores are in one part, of two stages."""
 
     def __init__(self, spec: LinearSpec, gate: Any):
         self.spec, self.gate, self.there = spec, gate, spec.second is not None
         self.query, self.pair = spec.second == "query", spec.second == "pair"
-        self.scores = 1 if self.there else 2  # stages of scores
-        self.sign = -1.0 if self.pair else 1.0
+        self.frees = self.there and spec.scored and not spec.both_ways  # have scores one stage?
+        self.scores = 1 if self.frees else 2
+        self.sign = -1.0 if self.pair or spec.both_ways else 1.0
 
     def shared(self, al: tk.SharedAllocator, tiles, config) -> Any:
         """Room for it; None without. tiles: of queries and keys, of values, of scores."""
@@ -47,11 +58,12 @@ class Second:
         of_keys, of_values, p = tiles
         return SecondShared(al.tile(of_keys, config.stages),
                             al.tile(of_values, config.stages * config.groups) if self.pair else None,
-                            al.tile(p, 1), al.tile(p, 1) if self.spec.exact_scores else None,
-                            al.pipe(1, 0, 4 * config.groups, producers=4))
+                            al.tile(p, self.scores) if self.spec.scored else None,
+                            al.tile(p, 1) if self.spec.exact_scores else None,
+                            al.pipe(1, 0, 4 * config.groups, producers=4) if self.frees else None)
 
     def pipes(self, s) -> tuple:
-        return (s.second.free,) if self.there else ()
+        return (s.second.free,) if self.frees else ()
 
     def tokens_of(self, g, s, t, place):
         """What the producer loads of a chunk, of queries or keys. place: (stage, chunk)."""
@@ -68,14 +80,14 @@ class Second:
 
     def ring(self, s) -> Any:
         """Of scores; None without."""
-        return s.second.free.ring() if self.there else None
+        return s.second.free.ring() if self.frees else None
 
     def stage(self, stage):
         """Of the first scores."""
-        return 0 if self.there else stage
+        return 0 if self.frees else stage
 
     def acquire(self, s, ring):
-        if self.there:
+        if self.frees:
             s.second.free.acquire_empty(ring)
 
     def put(self, s, x, p, gates, places, put_scores):
@@ -87,13 +99,13 @@ class Second:
         between = self.gate.between(s.gate, gates, places[1])  # again: decays of all pairs would be too many registers
         tk.mma_wait(0)
         self.gate.weigh(p, x, between, self.sign)
-        put_scores(s.second.p[0], p, 1)
+        put_scores(s.second.p[self.stage(places[1])], p, 1)
         if self.spec.exact_scores:
             self.gate.weigh_rest(p, x)
             put_scores(s.second.rest[0], p, 1)
 
     def advance(self, ring):
-        if self.there:
+        if self.frees:
             ring.advance()
 
     # ---- the state's warpgroups ----------------------------------------------------------------
@@ -128,14 +140,19 @@ class Second:
         elif self.pair:
             tk.apply_narrow(mine[0], lambda v, f: v * f, c.x, -cute.arch.rcp_approx(g.scale))
 
-    def add_own(self, c, s, tile):
-        """What a chunk's tokens give each other is under way. tile: of values."""
+    def add_own(self, c, s, tile, stage):
+        """What a chunk's tokens give each other is under way. tile: of values. stage: of scores."""
         if not self.there:
             return
         o, v = (c.w, s.v[tile]) if self.query else (c.o, s.second.v[tile])
         for p in (s.second.p, s.second.rest):
             if p is not None:
-                tk.mma_AtBt(o, v, p[0])
+                tk.mma_AtBt(o, v, p[stage])
+
+    def add_to_keys(self, c, s, tile, stage):
+        """With both_ways, what the same pairs give keys is under way, to what second outputs are taken off."""
+        tk.mma_AtB(c.w, s.x[tile], s.p[stage])
+        tk.mma_AtB(c.w, s.v[tile], s.second.p[stage])
 
     def update(self, c, s, mine, stage):
         """What the state takes up is under way."""
@@ -144,11 +161,13 @@ class Second:
 
     def done(self, s, ring):
         """Scores are free."""
-        if self.there:
+        if self.frees:
             s.second.free.release(ring)
             ring.advance()
 
 
 def second_factor(spec: LinearSpec, begun, left, scale) -> Any:
     """Of a token: of its second query, or of its second values as they are at the chunk's end."""
-    return begun if spec.second == "query" else Float32(0.0) - left * cute.arch.rcp_approx(scale)
+    if spec.second == "query":
+        return Float32(0.0) - begun if spec.both_ways else begun
+    return Float32(0.0) - left * cute.arch.rcp_approx(scale)
