@@ -63,6 +63,6 @@ def _registers(spec, groups):
         return 24, 232, 240
     if spec.inverse == "in":
         return (24, 128, 176) if spec.reverse and spec.writes else (24, 104, 192)
-    if spec.second and not spec.scored and spec.writes:
-        return 24, 56, 216
+    if spec.second and spec.writes and (spec.both_ways or not spec.scored):
+        return (24, 88, 200) if spec.scored else (24, 56, 216)
     return (24, 136, 176) if spec.delta else (24, 104, 192)

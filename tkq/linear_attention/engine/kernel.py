@@ -329,6 +329,7 @@ class LinearAttention:
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
         the ring of outputs)."""
         wg, chunk, stage, of_scores, skip, written = at
+        self.neighbours.give(s, t, c.o, (wg, written))
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
             tk.load_T(x, s.x[self.tile(stage, wg)])
@@ -343,6 +344,7 @@ class LinearAttention:
         self.neighbours.put(s, t, self.ssd.result(c, self.delta.result(c)), c.x, (wg, written),
                             lambda x: self.put(g.o, s, t, x, chunk, wg), True)
         if self.second.query:
+            self.neighbours.give(s, t, c.w, (wg, written))
             if self.spec.dots:
                 self.read_values(s, c, wg, stage)
                 add_dots(s.dots, c.w, c.v, wg, times=-1.0)
@@ -359,8 +361,10 @@ class LinearAttention:
         self.read_values(s, c, wg, stage)
         add_dots(s.dots, c.w, c.v, wg, times=2.0)
         self.second.add_to_keys(c, s, tile, of_scores)
-        self.neighbours.put(s, t, c.o, c.x, (wg, written), lambda x: self.put(g.o, s, t, x, chunk, wg), True)
+        self.neighbours.give(s, t, c.o, (wg, written))
         tk.mma_wait(0)
+        self.neighbours.put(s, t, c.o, c.x, (wg, written), lambda x: self.put(g.o, s, t, x, chunk, wg), True)
+        self.neighbours.give(s, t, c.w, (wg, written))
         self.read_values(s, c, wg, stage)
         add_dots(s.dots, c.w, c.v, wg, times=-1.0)
         write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))

@@ -95,9 +95,18 @@ class Neighbours:
                 tk.load_async(s.o[wg], g.less, (t.batch, self.head(t), chunk, t.part + wg), sem)
 
     @cute.jit
+    def give(self, s, t, x: tk.RegTile, at: Any):
+        """x, a chunk's outputs of this head, to the other block, if it is that which writes them. at: (the warpgroup,
+        the ring). What is done from here to `put` is done while they are on their way."""
+        wg, ring = at
+        if const_expr(self.summed):
+            if not self.keeps(t, wg):
+                self.send(s.neighbours, s.o[wg], t, x, (self.barrier + wg, ring))
+
+    @cute.jit
     def put(self, s, t, x: tk.RegTile, spare: tk.RegTile, at: Any, put: Constexpr, less: Constexpr[bool]):
-        """x, a chunk's outputs of this head, to global memory by `put`, or to the other block. spare: registers of 16
-        bits. at: (the warpgroup, the ring). less: is something taken off these?"""
+        """The same outputs, with those of the other head, to global memory by `put`, if they were not given. spare:
+        registers of 16 bits. less: is something taken off these?"""
         wg, ring = at
         if const_expr(not self.there):
             put(x)
@@ -109,8 +118,6 @@ class Neighbours:
                 self.take_off(s, x, spare, at, less)
                 self.receive(s.neighbours, t, x, spare, ring)
                 put(x)
-            else:
-                self.send(s.neighbours, s.o[wg], t, x, (self.barrier + wg, ring))
         if const_expr(self.there):
             ring.advance()
 
