@@ -50,7 +50,8 @@ def launched(given, scale) -> Made:
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out, lacking, out2, own = (torch.zeros_like(v) for _ in range(4))
     inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
-    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
+    names = *SECOND, *("x",) * given.both_ways
+    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in names) if x is not None}
     size = EDGE if given.blocks else CHUNK
     starts = range(0, S, size)
     for start in reversed(starts) if given.reverse else starts:
@@ -64,9 +65,7 @@ def launched(given, scale) -> Made:
         old = state
         out[:, :, at], state = chunk.step(*rows, old)
         parts = {name: x[:, :, at] for name, x in more.items()}
-        chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
-        if given.both_ways:
-            own[:, :, at] = chunk.to_keys(rows, parts, of_heads(given.x)[:, :, at])
+        chunk.second(rows, parts, old, (*(x[:, :, at] for x in (out, out2, own)), state))
         lacking[:, :, at] = chunk.lacking
     sums = lacking if beta is not None else out  # of gradients of corrected values
     dots = (sums * of_heads(given.x) - (out2 + own) * v).sum(-1).transpose(1, 2) if given.dot else None
@@ -91,7 +90,8 @@ def launched(given, scale) -> Made:
 
 
 def _of_neighbours(given, *outputs):
-    """Outputs, summed where they are: one head's is sent to the other, rounded; the first with what is added or taken off."""
+    """Outputs, summed where they are: one head's is sent to the other, rounded; the first with what is added or taken
+    off."""
     if given.summed:
         both = [x.unflatten(1, (-1, 2)).unbind(2) for x in outputs]
         outputs = [x + y.to(given.v.dtype).to(x.dtype) for x, y in both]
@@ -189,21 +189,18 @@ class Chunk:
 
     def second(self, rows, more, old, found):
         """What second operands change, in place. rows: q, k, v. old: the state before the chunk. found: outputs, second
-        outputs, and the state behind the chunk."""
-        (q, k, v), (o, o2, state) = rows, found
+        outputs, what the chunk's pairs give keys, and the state behind the chunk."""
+        (q, k, v), (o, o2, own, state) = rows, found
         if "q2" in more:
             q2 = more["q2"]
             o2 += self.at_query * (q2 @ self.narrow(old, self.in_two)) + self.second_scores(q2, k) @ v
+            if self.given.both_ways:
+                own += self.scores(q, k).mT @ more["x"] - self.second_scores(q2, k).mT @ v
         elif more:
             k2, v2 = more["k2"], more["v2"]
             if not self.given.others:
                 o -= self.second_scores(q, k2) @ v2
             state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
-
-    def to_keys(self, rows, more, x):
-        """What the chunk's pairs give keys, of x in the place of values, less that of second queries."""
-        q, k, v = rows
-        return self.scores(q, k).mT @ x - self.second_scores(more["q2"], k).mT @ v
 
     def of_keys(self, keys):
         return (self.forward * (keys @ keys.mT)).tril(-1)

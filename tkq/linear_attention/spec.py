@@ -169,9 +169,9 @@ class LinearSpec:
 
     def _check_second(self):
         others = self.delta or self.strict or self.ssd or self.head_dim > NARROW
-        if self.second and (others or (self.second == "query" and self.others) or (self.second == "query" and not self.writes)):
+        if self.second and (others or (self.second == "query" and (self.others or not self.writes))):
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
-                             "without delta, strict, others and ssd, and of segments' states 'pair' alone")
+                             "without delta, strict and ssd, with others and of segments' states 'pair' alone")
         if self.both_ways and not (self.second == "query" and self.dot):
             raise ValueError("LinearSpec: both_ways, allowed is with second 'query' and dot")
         if self.summed and not (self.second and self.writes and self.value_dim > GROUP):

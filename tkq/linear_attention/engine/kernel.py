@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
@@ -73,6 +74,7 @@ class LinearAttention:
         self.two = spec.updates or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
+        self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -291,15 +293,15 @@ class LinearAttention:
                 self.read_values(s, c, wg, ring.stage)
             solved = scores.stage, self.delta.of_inverse(ring.stage, scores.stage)
             self.delta.updates(c, s.delta, solved, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
+            if const_expr(self.second.there):  # what follows is made while these are under way
+                self.add_outputs(g, s, c, wg, (ring.stage, scores))
             self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
             self.second.take_up(g, c, s, second, (self.tile(ring.stage, wg), scores.stage))
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, self.heads.place(scores, wg))
             self.segmented.decay(decay, s.gate, scores.stage)
-            if const_expr(spec.queried):
-                self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
-            self.second.at_query(c, s.gate, scores.stage)
-            self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
+            if const_expr(not self.second.there):
+                self.add_outputs(g, s, c, wg, (ring.stage, scores))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.gradients_of_updates(c, s.delta, solved)
@@ -308,7 +310,7 @@ class LinearAttention:
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             self.second.done(s, free)
             if const_expr(spec.writes):
-                write = self.write_both_ways if spec.both_ways else self.write
+                write = self.both_ways.write if spec.both_ways else self.write
                 write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
                                    written))
             tk.mma_wait(0)
@@ -324,6 +326,15 @@ class LinearAttention:
         self.ssd.put_skip(g, t, skip, row0)
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
+
+    def add_outputs(self, g, s, c, wg, at):
+        """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the
+        stage of tokens, the ring of scores."""
+        stage, scores = at
+        if const_expr(self.spec.queried):
+            self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
+        self.second.at_query(c, s.gate, scores.stage)
+        self.add_own(s, c, (self.tile(stage, wg), self.heads.place(scores, wg)))
 
     def write(self, g, s, t, c, at):
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
@@ -350,25 +361,6 @@ class LinearAttention:
                 add_dots(s.dots, c.w, c.v, wg, times=-1.0)
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
-
-    def write_both_ways(self, g, s, t, c, at):
-        """Likewise, of pairs that are used both ways. c.w is what second queries get, taken off; then what pairs give
-        keys is added. Sums are of the first and of the second of it: o x + c.w v - (what is added) v."""
-        wg, chunk, stage, of_scores, _, written = at
-        tile = self.tile(stage, wg)
-        tk.load_T(c.x, s.x[tile])
-        add_dots(s.dots, c.o, c.x, wg)
-        self.read_values(s, c, wg, stage)
-        add_dots(s.dots, c.w, c.v, wg, times=2.0)
-        self.second.add_to_keys(c, s, tile, of_scores)
-        self.neighbours.give(s, t, c.o, (wg, written))
-        tk.mma_wait(0)
-        self.neighbours.put(s, t, c.o, c.x, (wg, written), lambda x: self.put(g.o, s, t, x, chunk, wg), True)
-        self.neighbours.give(s, t, c.w, (wg, written))
-        self.read_values(s, c, wg, stage)
-        add_dots(s.dots, c.w, c.v, wg, times=-1.0)
-        write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
-        self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""

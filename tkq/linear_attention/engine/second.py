@@ -32,17 +32,8 @@ class Second:
         O = scale * (e^G Q S + P V) - P2 V2,  P2[i, j] = e^(G[i] - G[j]) q[i] k2[j] for j < i
         S = e^G[63] S + (e^(G[63] - G) K)' V - (e^(G[63] - G) / scale K2)' V2
 
-    Reversed likewise. Scores of both have one stage, which is free again before outputs are written.
-
-    A pair of queries and keys whose order is turned around has the scores of second queries, transposed: with
-    `both_ways` a launch with second queries gives keys, too, what pairs of a chunk have for them, and the launch with
-    second pairs has no scores. With x for V where keys get something, P with its scale, P2 without, what comes out
-    beside O is
-
-        P' X - P2' V - O2
-
-    and sums are of o times x, less O2 times v, less (P' X - P2' V) times v: a pair's parts of both are made of the same
-    number of 16 bits, and take each other off whatever rounding made of it. Scores are in one part, of two stages."""
+    Reversed likewise. Scores of both have one stage, which is free again before outputs are written; but in one part
+    (see `both_ways.BothWays`) there is room for two."""
 
     def __init__(self, spec: LinearSpec, gate: Any):
         self.spec, self.gate, self.there = spec, gate, spec.second is not None
@@ -148,11 +139,6 @@ class Second:
         for p in (s.second.p, s.second.rest):
             if p is not None:
                 tk.mma_AtBt(o, v, p[stage])
-
-    def add_to_keys(self, c, s, tile, stage):
-        """With both_ways, what the same pairs give keys is under way, to what second outputs are taken off."""
-        tk.mma_AtB(c.w, s.x[tile], s.p[stage])
-        tk.mma_AtB(c.w, s.v[tile], s.second.p[stage])
 
     def update(self, c, s, mine, stage):
         """What the state takes up is under way."""
