@@ -50,7 +50,7 @@ def launched(given, scale) -> Made:
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out, lacking, out2, own = (torch.zeros_like(v) for _ in range(4))
     inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
-    names = *SECOND, *("x",) * given.both_ways
+    names = *SECOND, *("x",) * (given.second == "query" and given.dot)
     more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in names) if x is not None}
     size = EDGE if given.blocks else CHUNK
     starts = range(0, S, size)
@@ -82,7 +82,7 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    out, out2 = _of_neighbours(given, out, own - out2 if given.both_ways else out2)
+    out, out2 = _of_neighbours(given, out, own - out2 if given.dot else out2)
     dv = _beside(given, lacking if given.updates else out2 if beta is None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
@@ -96,7 +96,7 @@ def _of_neighbours(given, *outputs):
         both = [x.unflatten(1, (-1, 2)).unbind(2) for x in outputs]
         outputs = [x + y.to(given.v.dtype).to(x.dtype) for x, y in both]
     out, *rest = outputs
-    sign = 1.0 if given.others else -1.0
+    sign = 1.0 if given.dot else -1.0
     return out if given.less is None else out + sign * given.less.transpose(1, 2).to(out.dtype), *rest
 
 
@@ -146,7 +146,7 @@ class Chunk:
         """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
         self.in_two, self.place = given.dot and beta is None, inverse
-        self.scores_in_two = self.in_two and not given.both_ways
+        self.scores_in_two = self.in_two and not given.second
         self.sign = None if beta is None else torch.where(beta < 0.0, -1.0, 1.0)
         self.lacking = 0.0  # with updates: what is kept; reversed, the gradients of what values lack
         first, second = sums[..., :, None], sums[..., None, :]
@@ -194,11 +194,11 @@ class Chunk:
         if "q2" in more:
             q2 = more["q2"]
             o2 += self.at_query * (q2 @ self.narrow(old, self.in_two)) + self.second_scores(q2, k) @ v
-            if self.given.both_ways:
+            if self.given.dot:
                 own += self.scores(q, k).mT @ more["x"] - self.second_scores(q2, k).mT @ v
         elif more:
             k2, v2 = more["k2"], more["v2"]
-            if not self.given.others:
+            if not self.given.dot:
                 o -= self.second_scores(q, k2) @ v2
             state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
 
@@ -229,7 +229,8 @@ class Chunk:
                 values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
         o = self.scale * self.at_query * (q @ old)
-        o = o if self.given.others else o + self.scores(q, k) @ v
+        of_others = self.given.others or (self.given.second == "pair" and self.given.dot)
+        o = o if of_others else o + self.scores(q, k) @ v
         state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
         if self.beta is not None and self.given.reverse:
             direct, o = o, self.inverse(q).mT @ self.narrow(self.beta * o)

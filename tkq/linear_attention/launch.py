@@ -55,7 +55,7 @@ class Given(NamedTuple):
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
     is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
-    summed, less, kept, blocks, both_ways: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO,
+    summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO,
     64), as a launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them
     (see `Made`): then there are as many segments; or None."""
 
@@ -90,7 +90,6 @@ class Given(NamedTuple):
     less: Tensor | None = None
     kept: Tensor | None = None
     blocks: bool = False
-    both_ways: bool = False
 
     @property
     def of_inverse(self) -> str | None:
@@ -144,8 +143,7 @@ def spec_of(given: Given) -> LinearSpec:
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
                       None if given.checkpoint_every is None else "fp32", given.part, given.second,
-                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks,
-                      given.both_ways)
+                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -257,7 +255,7 @@ def _launcher(given):
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
            given.second, given.heads, given.of_inverse, given.summed, given.less is None,
-           given.kept if given.kept is None else given.kept.dtype, given.blocks, given.both_ways)
+           given.kept if given.kept is None else given.kept.dtype, given.blocks)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

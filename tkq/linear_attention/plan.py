@@ -23,7 +23,7 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    scores = 2 * heads + 2 * spec.exact if spec.scored or not spec.second else 0
+    scores = 4 * spec.scored if spec.second else 2 * heads + 2 * spec.exact
     rest = (scores + groups + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)

@@ -56,7 +56,7 @@ class LinearSpec:
         `engine.delta`).
     inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out:
         reversed always, otherwise of segments' transfers and outputs; None.
-    others: a token sees those of other chunks alone; without gates, delta and strict, or with second "pair".
+    others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
     checkpoints: dtype of states that are written on the way, not reversed; or None.
@@ -66,12 +66,11 @@ class LinearSpec:
         what becomes of one by it, without outputs; "transfers", the latter with the delta rule; "outputs", with the
         state that each begins with; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
-        128 at most, without delta, strict, others ("pair" may have them) and ssd.
-    both_ways: with second "query" and dot: a chunk's pairs are used both ways. What they give keys comes out in the
-        place of second outputs, which are taken off it; a launch with second "pair" and others has the rest.
+        128 at most, without delta, strict, others and ssd. With dot pairs of a chunk are used both ways, by the launch
+        with a second query: that with a second key and value sees other chunks alone (see `engine.both_ways`).
     summed: outputs are of two neighbouring heads each, which share values, or of second operands ones of them; every
         head has queries of its own. With second, and value_dim above 64.
-    less: with second "pair": another tensor, which is taken off what comes out; with others it is added.
+    less: with second "pair": another tensor, which is taken off what comes out; with dot it is added.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
     blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
@@ -102,7 +101,6 @@ class LinearSpec:
     less: bool = False
     kept: str | None = None
     blocks: bool = False
-    both_ways: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -168,12 +166,10 @@ class LinearSpec:
                              "packed and pool")
 
     def _check_second(self):
-        others = self.delta or self.strict or self.ssd or self.head_dim > NARROW
-        if self.second and (others or (self.second == "query" and (self.others or not self.writes))):
+        others = self.delta or self.strict or self.others or self.ssd or self.head_dim > NARROW
+        if self.second and (others or (self.second == "query" and not self.writes)):
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
-                             "without delta, strict and ssd, with others and of segments' states 'pair' alone")
-        if self.both_ways and not (self.second == "query" and self.dot):
-            raise ValueError("LinearSpec: both_ways, allowed is with second 'query' and dot")
+                             "without delta, strict, others and ssd, and of segments' states 'pair' alone")
         if self.summed and not (self.second and self.writes and self.value_dim > GROUP):
             raise ValueError(f"LinearSpec: summed, allowed is with second, outputs and value_dim above {GROUP}")
         if self.kept and (self.delta or self.ssd):
@@ -182,9 +178,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: less, allowed is with second 'pair' and outputs")
 
     def _check_others(self):
-        if self.others and ((self.gated and self.second != "pair") or self.delta or self.strict):
-            raise ValueError("LinearSpec: others, allowed is without delta and strict, and without gates or with "
-                             "second 'pair'")
+        if self.others and (self.gated or self.delta or self.strict):
+            raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
 
     @property
     def gated(self) -> bool:
@@ -194,7 +189,12 @@ class LinearSpec:
     @property
     def scored(self) -> bool:
         """Are there outputs of a chunk's own tokens?"""
-        return self.queried and not self.others
+        return self.queried and not self.others and not (self.second == "pair" and self.dot)
+
+    @property
+    def both_ways(self) -> bool:
+        """Do a chunk's pairs give keys something, too?"""
+        return self.second == "query" and self.dot
 
     @property
     def gated_by_x(self) -> bool:
@@ -230,7 +230,7 @@ class LinearSpec:
     def exact_scores(self) -> bool:
         """Are scores? Where queries and keys get a pair's part of the same product, rounding it takes as much from
         both, and their differences have nothing of it."""
-        return self.exact_outputs and self.scored and not self.both_ways
+        return self.exact_outputs and not self.second
 
     @property
     def dots(self) -> bool:

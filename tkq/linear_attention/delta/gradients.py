@@ -150,7 +150,7 @@ def _before(p, with_w, with_dots, with_final):
     def given(part):
         return Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-                     q2=p.dv[..., part] if with_w else None, both_ways=with_dots)
+                     q2=p.dv[..., part] if with_w else None)
 
     first, *_ = parts_of(kept.shape[3])
     summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up
@@ -165,5 +165,5 @@ def _behind(p, with_dots, w):
     summed = w.shape[2] < kept.shape[2]
     return over_values(kept.shape[3], lambda part: launch(Given(
         kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
-        x=k if with_dots else None, reverse=True, others=with_dots, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
+        x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
         less=None if part.start else w), behind.scale))

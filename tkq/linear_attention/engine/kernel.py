@@ -56,7 +56,6 @@ class LinearAttention:
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
       scores    2                warps of the scores (4)    warps of the state (4 groups)
-      free      1                warps of the scores (4)    warps of the state (4 groups), of P with second operands
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
@@ -149,8 +148,8 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, self.second.scores * c.heads) if self.spec.scored else None,
-                   al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
+                   al.tile(self.p_tile, 2 * c.heads) if self.spec.scored else None,
+                   al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
@@ -169,8 +168,8 @@ class LinearAttention:
 
     def initialise(self, s):
         """Counts of the pipes."""
-        for pipe in (s.tokens, s.scores, *self.second.pipes(s)):
-            pipe.init()
+        s.tokens.init()
+        s.scores.init()
         self.neighbours.initialise(s.neighbours, self.config.groups)
 
     def order(self, t, i):
@@ -206,7 +205,7 @@ class LinearAttention:
     @cute.jit
     def make_scores(self, g, s, t):
         """P of each chunk, and beside it what decays."""
-        ring, out, free = s.tokens.ring(), s.scores.ring(), self.second.ring(s)
+        ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         self.first_product(s, t, 0, ring, x, self.early)
@@ -225,11 +224,10 @@ class LinearAttention:
                     self.ssd.put_diagonal(s.diagonal, x, between, g.scale, self.heads.place(out, head))
                     self.gate.weigh(p, x, between, g.scale)
                     self.delta.products(x, keys[ring.stage])
-                    self.second.acquire(s, free)
-                    self.put_scores(s.p[self.second.stage(self.heads.place(out, head))], p)
+                    self.put_scores(s.p[self.heads.place(out, head)], p)
             if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x)
-                self.put_scores(s.rest[self.second.stage(out.stage)], p)
+                self.put_scores(s.rest[out.stage], p)
             if const_expr(self.spec.scored):
                 self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)
             tk.mma_wait(0)
@@ -244,7 +242,6 @@ class LinearAttention:
             tk.publish()
             s.scores.commit(out)
             out.advance()
-            self.second.advance(free)
         tk.mma_wait(0)
 
     @cute.jit
@@ -278,7 +275,7 @@ class LinearAttention:
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
-        second, free, written = self.second.begin(), self.second.ring(s), self.neighbours.ring()
+        second, written = self.second.begin(), self.neighbours.ring()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             self.products.begin(c, s, ring.stage)
@@ -308,7 +305,6 @@ class LinearAttention:
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
-            self.second.done(s, free)
             if const_expr(spec.writes):
                 write = self.both_ways.write if spec.both_ways else self.write
                 write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
@@ -348,28 +344,23 @@ class LinearAttention:
         if self.spec.dots:
             self.second.read_values(c, s, self.tile(stage, wg))
             add_dots(s.dots, o, x, wg)
-            if const_expr(not self.second.query):
-                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+            write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.neighbours.put(s, t, self.ssd.result(c, self.delta.result(c)), c.x, (wg, written),
                             lambda x: self.put(g.o, s, t, x, chunk, wg), True)
         if self.second.query:
             self.neighbours.give(s, t, c.w, (wg, written))
-            if self.spec.dots:
-                self.read_values(s, c, wg, stage)
-                add_dots(s.dots, c.w, c.v, wg, times=-1.0)
-                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
         if self.spec.scored:
-            self.products.add_scores(c, s, stages[0], self.second.stage(stages[1]))
+            self.products.add_scores(c, s, *stages)
         if self.spec.exact_scores:
-            self.products.add_rest_of_scores(c, s, stages[0], self.second.stage(stages[1]))
+            self.products.add_rest_of_scores(c, s, *stages)
         if self.spec.scored:
-            self.second.add_own(c, s, stages[0], self.second.stage(stages[1]))
+            self.second.add_own(c, s, *stages)
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

@@ -31,13 +31,13 @@ class Neighbours:
     two. Deadlock-free: a block sends a chunk's outputs when it has computed them, and waits but for the other block to
     have taken those before.
 
-    With less, another tensor of the outputs' shape is taken off, or with others added, in fp32: it comes, a chunk
+    With less, another tensor of the outputs' shape is taken off, or with dot added, in fp32: it comes, a chunk
     before it is needed, to where the outputs are about to be."""
 
     def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
         """tile: of outputs. barrier: the first of those of the state's warpgroups."""
         self.summed, self.less, self.tile, self.barrier = spec.summed, spec.less, tile, barrier
-        self.there, self.sign = self.summed or self.less, 1.0 if spec.others else -1.0
+        self.there, self.sign = self.summed or self.less, 1.0 if spec.dot else -1.0
         self.cluster = 2 if self.summed else 1
 
     # ---- host ----------------------------------------------------------------------------------

@@ -87,10 +87,7 @@ class StateProducts:
 
     def add_rest_of_scores(self, c, s, tile, scores):
         """Likewise, what rounding took from P."""
-        if self.second.there:
-            tk.mma_AtBt(c.o, s.v[tile], s.rest[scores])
-        else:
-            tk.mma_ABt(c.o, c.v, s.rest[scores])
+        tk.mma_ABt(c.o, c.v, s.rest[scores])
 
     def in_pieces(self, c, products, again=True):
         """d = S' operand' for each pair of them, the last of it under way; with sums of o times another tensor S' is in

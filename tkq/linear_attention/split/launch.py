@@ -97,8 +97,7 @@ def states_of(given: Given) -> Given:
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
-                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None,
-                          both_ways=False)
+                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
