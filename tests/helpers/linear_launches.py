@@ -50,8 +50,7 @@ def launched(given, scale) -> Made:
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out, lacking, out2, own = (torch.zeros_like(v) for _ in range(4))
     inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
-    names = *SECOND, *("x",) * (given.second == "query" and given.dot)
-    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in names) if x is not None}
+    more = _second_of(given, of_heads)
     size = EDGE if given.blocks else CHUNK
     starts = range(0, S, size)
     for start in reversed(starts) if given.reverse else starts:
@@ -87,6 +86,12 @@ def launched(given, scale) -> Made:
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
                 inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
+
+
+def _second_of(given, of_heads):
+    """Second operands, and what keys of a chunk get something of."""
+    names = *SECOND, *("x",) * (given.second == "query" and given.dot)
+    return {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in names) if x is not None}
 
 
 def _of_neighbours(given, *outputs):

@@ -255,7 +255,7 @@ MUTANTS = (
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
         ("nothing_is_added", "x.tensor[i] = x.tensor[i] + self.sign * element(spare, i)", "pass", TAKEN_OFF),
-        ("taken_off_and_not_added", "1.0 if spec.dot else -1.0", "-1.0", TAKEN_OFF),
+        ("taken_off_and_not_added", "self.sign = 1.0 if spec.dot else -1.0", "self.sign = -1.0", TAKEN_OFF),
         ("outputs_of_the_first_heads", "return t.head // 2 if self.summed else t.head", "return t.head", NEIGHBOURS),
         ("sent_before_those_before_are_taken", "shared.pipe.acquire_empty(ring)", "pass",
          pressed("reads-delta_neighbours")),

@@ -35,7 +35,8 @@ class BothWays:
         tk.load_T(c.x, s.x[tile])
         add_dots(s.dots, c.o, c.x, wg)
         tk.load_T(c.v, s.v[tile])
-        add_dots(s.dots, c.w, c.v, wg, times=2.0)  # once for itself, once as it is in what is written
+        # once for itself, once as it is in what is written
+        add_dots(s.dots, c.w, c.v, wg, times=2.0)
         tk.mma_AtB(c.w, s.x[tile], s.p[scores])
         tk.mma_AtB(c.w, s.v[tile], s.second.p[scores])
         self.neighbours.give(s, t, c.o, at)

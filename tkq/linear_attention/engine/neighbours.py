@@ -37,7 +37,8 @@ class Neighbours:
     def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
         """tile: of outputs. barrier: the first of those of the state's warpgroups."""
         self.summed, self.less, self.tile, self.barrier = spec.summed, spec.less, tile, barrier
-        self.there, self.sign = self.summed or self.less, 1.0 if spec.dot else -1.0
+        self.there = self.summed or self.less
+        self.sign = 1.0 if spec.dot else -1.0
         self.cluster = 2 if self.summed else 1
 
     # ---- host ----------------------------------------------------------------------------------
