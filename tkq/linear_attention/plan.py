@@ -41,8 +41,8 @@ def paired(spec: LinearSpec) -> bool:
 
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
-    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
-    of second operands and of Mamba-2; where the delta rule has three outputs, and of factors of kept ones."""
+    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward
+    and of Mamba-2; where the delta rule has three outputs."""
     found = spec.packed or spec.pool
     if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
         return 16 if found else 8
@@ -50,9 +50,7 @@ def spilled(spec: LinearSpec) -> int:
         return 8
     if spec.delta and found and not spec.reverse:
         return 16
-    if spec.second and spec.kept:
-        return 24
-    return 4 if spec.second or (spec.ssd and found) else 0
+    return 4 if spec.ssd and found else 0
 
 
 def _registers(spec, groups):
