@@ -48,9 +48,9 @@ def launched(given, scale) -> Made:
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
     initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
-    out, lacking, out2 = torch.zeros_like(v), torch.zeros_like(v), torch.zeros_like(v)
+    out, lacking, out2, own = (torch.zeros_like(v) for _ in range(4))
     inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
-    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
+    more = _second_of(given, of_heads)
     size = EDGE if given.blocks else CHUNK
     starts = range(0, S, size)
     for start in reversed(starts) if given.reverse else starts:
@@ -64,10 +64,10 @@ def launched(given, scale) -> Made:
         old = state
         out[:, :, at], state = chunk.step(*rows, old)
         parts = {name: x[:, :, at] for name, x in more.items()}
-        chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
+        chunk.second(rows, parts, old, (*(x[:, :, at] for x in (out, out2, own)), state))
         lacking[:, :, at] = chunk.lacking
     sums = lacking if beta is not None else out  # of gradients of corrected values
-    dots = (sums * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
+    dots = (sums * of_heads(given.x) - (out2 + own) * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
         diagonal = (q * k).sum(-1, keepdim=True)
@@ -81,20 +81,28 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    out, out2 = _of_neighbours(given, out, out2)
+    out, out2 = _of_neighbours(given, out, own - out2 if given.dot else out2)
     dv = _beside(given, lacking if given.updates else out2 if beta is None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
                 inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
 
 
+def _second_of(given, of_heads):
+    """Second operands, and what keys of a chunk get something of."""
+    names = *SECOND, *("x",) * (given.second == "query" and given.dot)
+    return {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in names) if x is not None}
+
+
 def _of_neighbours(given, *outputs):
-    """Outputs, summed where they are: one head's is sent to the other, rounded; the first without what is taken off."""
+    """Outputs, summed where they are: one head's is sent to the other, rounded; the first with what is added or taken
+    off."""
     if given.summed:
         both = [x.unflatten(1, (-1, 2)).unbind(2) for x in outputs]
         outputs = [x + y.to(given.v.dtype).to(x.dtype) for x, y in both]
     out, *rest = outputs
-    return out if given.less is None else out - given.less.transpose(1, 2).to(out.dtype), *rest
+    sign = 1.0 if given.dot else -1.0
+    return out if given.less is None else out + sign * given.less.transpose(1, 2).to(out.dtype), *rest
 
 
 def _beside(given, found):
@@ -143,6 +151,7 @@ class Chunk:
         """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
         self.in_two, self.place = given.dot and beta is None, inverse
+        self.scores_in_two = self.in_two and not given.second
         self.sign = None if beta is None else torch.where(beta < 0.0, -1.0, 1.0)
         self.lacking = 0.0  # with updates: what is kept; reversed, the gradients of what values lack
         first, second = sums[..., :, None], sums[..., None, :]
@@ -177,22 +186,25 @@ class Chunk:
     def scores(self, q, k):
         p = self.scale * self.decay * (q @ k.mT)
         above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
-        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.in_two)
+        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.scores_in_two)
 
     def second_scores(self, q, k):
         p = self.decay * (q @ k.mT)
-        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.in_two)
+        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.scores_in_two)
 
     def second(self, rows, more, old, found):
         """What second operands change, in place. rows: q, k, v. old: the state before the chunk. found: outputs, second
-        outputs, and the state behind the chunk."""
-        (q, k, v), (o, o2, state) = rows, found
+        outputs, what the chunk's pairs give keys, and the state behind the chunk."""
+        (q, k, v), (o, o2, own, state) = rows, found
         if "q2" in more:
             q2 = more["q2"]
             o2 += self.at_query * (q2 @ self.narrow(old, self.in_two)) + self.second_scores(q2, k) @ v
+            if self.given.dot:
+                own += self.scores(q, k).mT @ more["x"] - self.second_scores(q2, k).mT @ v
         elif more:
             k2, v2 = more["k2"], more["v2"]
-            o -= self.second_scores(q, k2) @ v2
+            if not self.given.dot:
+                o -= self.second_scores(q, k2) @ v2
             state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
 
     def of_keys(self, keys):
@@ -222,7 +234,8 @@ class Chunk:
                 values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
         o = self.scale * self.at_query * (q @ old)
-        o = o if self.given.others else o + self.scores(q, k) @ v
+        of_others = self.given.others or (self.given.second == "pair" and self.given.dot)
+        o = o if of_others else o + self.scores(q, k) @ v
         state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
         if self.beta is not None and self.given.reverse:
             direct, o = o, self.inverse(q).mT @ self.narrow(self.beta * o)

@@ -97,8 +97,9 @@ MUTANTS = (
          "taken = taken.sub_(sums.mul_(delta[..., None]))", "taken = taken.sub_(sums)", NARROW)),
     *family(
         "linear", "tkq/linear_attention/spec.py",
-        ("hedgehog_own_chunk_with_the_others", "return self.queried and not self.others", "return not self.updates",
-         OTHERS)),
+        ("hedgehog_own_chunk_with_the_others",
+         'return self.queried and not self.others and not (self.second == "pair" and self.dot)',
+         "return not self.updates", OTHERS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/gradients.py",
         ("hedgehog_keys_before_in_the_order_of_tokens",

@@ -21,7 +21,7 @@ FINISH = "self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, 
 ASKED_LATE = (("tkq/linear_attention/engine/kernel.py", "self.neighbours.ask(g, s, t, self.order(t, i), wg)", "pass"),
               ("tkq/linear_attention/engine/kernel.py", FINISH, f"{FINISH}\nself.neighbours.ask(g, s, t, chunk, wg)"))
 NEIGHBOURS, TAKEN_OFF = ((f"{TESTS}test_delta_launches.py::{name}",) for name in (
-    "test_outputs_of_neighbours[pair-True]", "test_what_is_taken_off"))
+    "test_outputs_of_neighbours[pair-True]", "test_what_is_taken_off[True]"))
 
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
     "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
@@ -166,12 +166,18 @@ MUTANTS = (
          "for i, (x, y) in enumerate(((a, b),)):", LACKING)),
     *family(
         "linear_second", "tkq/linear_attention/engine/second.py",
-        ("tokens_see_themselves", "put_scores(s.second.p[0], p, 1)", "put_scores(s.second.p[0], p, 0)", SECOND),
-        ("pairs_are_added", "self.sign = -1.0 if self.pair else 1.0", "self.sign = 1.0", SECOND_PAIR),
+        ("tokens_see_themselves", "put_scores(s.second.p[places[1]], p, 1)", "put_scores(s.second.p[places[1]], p, 0)",
+         SECOND),
+        ("second_scores_are_added", "self.sign = -1.0 if self.pair or spec.both_ways else 1.0", "self.sign = 1.0",
+         SECOND),
         ("pairs_without_the_scale",
-         'return begun if spec.second == "query" else Float32(0.0) - left * cute.arch.rcp_approx(scale)',
-         'return begun if spec.second == "query" else Float32(0.0) - left', SECOND_PAIR),
-        ("scores_are_overwritten", "s.second.free.acquire_empty(ring)", "pass", pressed("reads-delta"))),
+         "return Float32(0.0) - left * cute.arch.rcp_approx(scale)", "return Float32(0.0) - left", SECOND_PAIR)),
+    *family(
+        "linear_both_ways", "tkq/linear_attention/engine/both_ways.py",
+        ("queries_of_a_chunk_give_keys_nothing", "tk.mma_AtB(c.w, s.x[tile], s.p[scores])", "pass", SECOND),
+        ("keys_of_a_chunk_give_keys_nothing", "tk.mma_AtB(c.w, s.v[tile], s.second.p[scores])", "pass", SECOND),
+        ("sums_without_what_is_taken_off", "add_dots(s.dots, c.w, c.v, wg, times=2.0)",
+         "add_dots(s.dots, c.w, c.v, wg, times=1.0)", SECOND)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
@@ -248,7 +254,8 @@ MUTANTS = (
     *family(
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
-        ("nothing_is_taken_off", "x.tensor[i] = x.tensor[i] - element(spare, i)", "pass", TAKEN_OFF),
+        ("nothing_is_added", "x.tensor[i] = x.tensor[i] + self.sign * element(spare, i)", "pass", TAKEN_OFF),
+        ("taken_off_and_not_added", "self.sign = 1.0 if spec.dot else -1.0", "self.sign = -1.0", TAKEN_OFF),
         ("outputs_of_the_first_heads", "return t.head // 2 if self.summed else t.head", "return t.head", NEIGHBOURS),
         ("sent_before_those_before_are_taken", "shared.pipe.acquire_empty(ring)", "pass",
          pressed("reads-delta_neighbours")),

@@ -23,7 +23,8 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    rest = (2 * heads + groups + 2 * spec.exact + spec.summed) * tile
+    scores = 4 * spec.scored if spec.second else 2 * heads + 2 * spec.exact
+    rest = (scores + groups + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups), heads)
@@ -40,8 +41,8 @@ def paired(spec: LinearSpec) -> bool:
 
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
-    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
-    of second operands and of Mamba-2; where the delta rule has three outputs, and of factors of kept ones."""
+    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward
+    and of Mamba-2; where the delta rule has three outputs."""
     found = spec.packed or spec.pool
     if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
         return 16 if found else 8
@@ -49,9 +50,7 @@ def spilled(spec: LinearSpec) -> int:
         return 8
     if spec.delta and found and not spec.reverse:
         return 16
-    if spec.second and spec.kept:
-        return 24
-    return 4 if spec.second or (spec.ssd and found) else 0
+    return 4 if spec.ssd and found else 0
 
 
 def _registers(spec, groups):
@@ -62,4 +61,6 @@ def _registers(spec, groups):
         return 24, 232, 240
     if spec.inverse == "in":
         return (24, 128, 176) if spec.reverse and spec.writes else (24, 104, 192)
+    if spec.second and spec.writes and (spec.both_ways or not spec.scored):
+        return (24, 88, 200) if spec.scored else (24, 56, 216)
     return (24, 136, 176) if spec.delta else (24, 104, 192)

@@ -66,10 +66,11 @@ class LinearSpec:
         what becomes of one by it, without outputs; "transfers", the latter with the delta rule; "outputs", with the
         state that each begins with; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
-        128 at most, without delta, strict, others and ssd.
+        128 at most, without delta, strict, others and ssd. With dot pairs of a chunk are used both ways, by the launch
+        with a second query: that with a second key and value sees other chunks alone (see `engine.both_ways`).
     summed: outputs are of two neighbouring heads each, which share values, or of second operands ones of them; every
         head has queries of its own. With second, and value_dim above 64.
-    less: with second "pair": another tensor, which is taken off what comes out.
+    less: with second "pair": another tensor, which is taken off what comes out; with dot it is added.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
     blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
@@ -169,7 +170,6 @@ class LinearSpec:
         if self.second and (others or (self.second == "query" and not self.writes)):
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
                              "without delta, strict, others and ssd, and of segments' states 'pair' alone")
-
         if self.summed and not (self.second and self.writes and self.value_dim > GROUP):
             raise ValueError(f"LinearSpec: summed, allowed is with second, outputs and value_dim above {GROUP}")
         if self.kept and (self.delta or self.ssd):
@@ -189,7 +189,12 @@ class LinearSpec:
     @property
     def scored(self) -> bool:
         """Are there outputs of a chunk's own tokens?"""
-        return self.queried and not self.others
+        return self.queried and not self.others and not (self.second == "pair" and self.dot)
+
+    @property
+    def both_ways(self) -> bool:
+        """Do a chunk's pairs give keys something, too?"""
+        return self.second == "query" and self.dot
 
     @property
     def gated_by_x(self) -> bool:
@@ -217,9 +222,15 @@ class LinearSpec:
         return self.dot and not self.delta
 
     @property
-    def exact_scores(self) -> bool:
-        """Are scores?"""
+    def exact_outputs(self) -> bool:
+        """Is what the state gives queries?"""
         return self.exact and self.writes
+
+    @property
+    def exact_scores(self) -> bool:
+        """Are scores? Where queries and keys get a pair's part of the same product, rounding it takes as much from
+        both, and their differences have nothing of it."""
+        return self.exact_outputs and not self.second
 
     @property
     def dots(self) -> bool:

@@ -103,11 +103,12 @@ def test_outputs_of_neighbours(second, packed):
         assert all(torch.equal(x, y) for x, y in zip(found, again) if x is not None)
 
 
-def test_what_is_taken_off():
-    """Of each head by itself."""
+@pytest.mark.parametrize("sums", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_what_is_taken_off(sums):
+    """Or, with sums, added; of each head by itself."""
     v, v2, q, g = make(2, 200, 2, 4, 64, 64, "token")
-    check(Given(q, torch.randn_like(q), v, g, k2=torch.randn_like(q), v2=v2, x=v2, reverse=True, kept=some_small(q),
-                less=torch.randn(2, 200, 4, 64, device="cuda").to(v.dtype)))
+    check(Given(q, torch.randn_like(q), v, g, k2=torch.randn_like(q), v2=v2, x=v2 if sums else None, reverse=True,
+                kept=some_small(q), less=torch.randn(2, 200, 4, 64, device="cuda").to(v.dtype)))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -30,8 +30,11 @@ behind it, of what queries and keys as they come later take, less what they give
 
 All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers.
 What takes the same state is one launch: dq and w of S, x - y of D, which takes up two keys and values of each token
-(see `engine.second`), and from which w is taken off where it is made. Of heads that share one of q and k these launches
-add up two neighbours (see `engine.neighbours`), and what is left of more is a launch of sums."""
+(see `engine.second`), and from which w is taken off where it is made. Of two tokens of a chunk both launches have the
+same scores, do u and dv u: with gates' gradients the first launch gives keys what the chunk's pairs have for them, too,
+x - y - w of the chunk in the place of w, and the second, without scores, adds what comes from the chunks behind. Of
+heads that share one of q and k these launches add up two neighbours (see `engine.neighbours`), and what is left of more
+is a launch of sums."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -139,8 +142,9 @@ def _again(saved, scale):
 
 
 def _before(p, with_w, with_dots, with_final):
-    """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
-    as it is here."""
+    """What keys before a token give: dq and, with_w, w; with the final state, made again of u as it is here. With_dots
+    less w, with what the chunk's queries and keys from a token on give, in the place of w, and sums of q dq, less k
+    times both."""
     q, k, _, g, beta, initial, cu, kept, *_ = p.saved
 
     def given(part):
@@ -154,8 +158,9 @@ def _before(p, with_w, with_dots, with_final):
 
 
 def _behind(p, with_dots, w):
-    """x - y - w, where x and y are what queries from a token on and keys behind it give; with sums of x - y times k.
-    w: of every head, or of two neighbours; then of these."""
+    """x - y - w, where x and y are what queries from a token on and keys behind it give; with sums of x - y times k,
+    of other chunks: w is that of the launch before, with dots what is added. w: of every head, or of two neighbours;
+    then of these."""
     behind, (_, k, _, g, beta, _, cu, kept, *_) = p.behind, p.saved
     summed = w.shape[2] < kept.shape[2]
     return over_values(kept.shape[3], lambda part: launch(Given(

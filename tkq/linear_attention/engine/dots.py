@@ -11,8 +11,8 @@ HALF = CHUNK // 8  # of a lane's columns
 
 
 @cute.jit
-def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, less: Constexpr[bool] = False):
-    """A chunk's sums over a warp's 16 rows, to shared memory; less: taken off those that are there. wg: the
+def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, times: Constexpr[float] = 0.0):
+    """A chunk's sums over a warp's 16 rows, to shared memory; times: so often to those that are there. wg: the
     warpgroup. Of the eight lanes that share columns each ends with the sum of one in eight: what a lane does not go on
     with, it gives to another."""
     quad = tk.lane_id() // 4
@@ -26,7 +26,7 @@ def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, less: Constexp
             mine = [cutlass.select_(upper, mine[bit + i], mine[i]) + cute.arch.shuffle_sync_bfly(
                 cutlass.select_(upper, mine[i], mine[bit + i]), offset=4 * bit) for i in range(bit)]
         at = tk.first_col() + 8 * (HALF // 2 * half + quad // 2) + quad % 2, 4 * wg + tk.warp_id() % 4
-        dots[at] = dots[at] - mine[0] if const_expr(less) else mine[0]
+        dots[at] = dots[at] + times * mine[0] if const_expr(times != 0.0) else mine[0]
 
 
 @cute.jit

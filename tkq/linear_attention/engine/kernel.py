@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
@@ -23,12 +24,13 @@ from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
+from tkq.linear_attention.engine.turns import Turns
 from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
+SCORES_BARRIER, OUT_BARRIER, TURN_BARRIER = 1, 2, 4  # named: of the scores' warpgroup, of the state's (one each)
 
 
 class LinearAttention:
@@ -55,7 +57,6 @@ class LinearAttention:
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
       scores    2                warps of the scores (4)    warps of the state (4 groups)
-      free      1                warps of the scores (4)    warps of the state (4 groups), of P with second operands
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
@@ -73,6 +74,8 @@ class LinearAttention:
         self.two = spec.updates or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
+        self.turns = Turns(self.second.there and spec.writes and config.groups == 2, TURN_BARRIER)
+        self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -150,8 +153,8 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, self.second.scores * c.heads),
-                   al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
+                   al.tile(self.p_tile, 2 * c.heads) if self.spec.scored else None,
+                   al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
@@ -170,8 +173,8 @@ class LinearAttention:
 
     def initialise(self, s):
         """Counts of the pipes."""
-        for pipe in (s.tokens, s.scores, *self.second.pipes(s)):
-            pipe.init()
+        s.tokens.init()
+        s.scores.init()
         self.neighbours.initialise(s.neighbours, self.config.groups)
 
     def order(self, t, i):
@@ -207,7 +210,7 @@ class LinearAttention:
     @cute.jit
     def make_scores(self, g, s, t):
         """P of each chunk, and beside it what decays."""
-        ring, out, free = s.tokens.ring(), s.scores.ring(), self.second.ring(s)
+        ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         self.first_product(s, t, 0, ring, x, self.early)
@@ -226,11 +229,10 @@ class LinearAttention:
                     self.ssd.put_diagonal(s.diagonal, x, between, g.scale, self.heads.place(out, head))
                     self.gate.weigh(p, x, between, g.scale)
                     self.delta.products(x, keys[ring.stage])
-                    self.second.acquire(s, free)
-                    self.put_scores(s.p[self.second.stage(self.heads.place(out, head))], p)
+                    self.put_scores(s.p[self.heads.place(out, head)], p)
             if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x)
-                self.put_scores(s.rest[self.second.stage(out.stage)], p)
+                self.put_scores(s.rest[out.stage], p)
             if const_expr(self.spec.scored):
                 self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)
             tk.mma_wait(0)
@@ -245,7 +247,6 @@ class LinearAttention:
             tk.publish()
             s.scores.commit(out)
             out.advance()
-            self.second.advance(free)
         tk.mma_wait(0)
 
     @cute.jit
@@ -279,9 +280,10 @@ class LinearAttention:
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
-        second, free, written = self.second.begin(), self.second.ring(s), self.neighbours.ring()
+        second, written = self.second.begin(), self.neighbours.ring()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
+            self.turns.begin(wg, i)
             self.products.begin(c, s, ring.stage)
             self.neighbours.ask(g, s, t, self.order(t, i), wg)
             if const_expr(not self.second.there):
@@ -290,29 +292,28 @@ class LinearAttention:
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
-            if const_expr(self.second.there):  # registers had the state, in two parts
-                self.read_values(s, c, wg, ring.stage)
+            self.turns.end(wg, i, t.chunks)
             solved = scores.stage, self.delta.of_inverse(ring.stage, scores.stage)
             self.delta.updates(c, s.delta, solved, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
-            self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
-            self.second.take_up(g, c, s, second, (self.tile(ring.stage, wg), scores.stage))
+            if const_expr(self.second.there):  # before, registers had the state, in two parts
+                self.read_values(s, c, wg, ring.stage)
+                self.add_outputs(g, s, c, wg, (ring.stage, scores))
+            self.take_up(g, s, c, second, (wg, ring.stage, scores))
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, self.heads.place(scores, wg))
             self.segmented.decay(decay, s.gate, scores.stage)
-            if const_expr(spec.queried):
-                self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
-            self.second.at_query(c, s.gate, scores.stage)
-            self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
+            if const_expr(not self.second.there):
+                self.add_outputs(g, s, c, wg, (ring.stage, scores))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
-            self.second.done(s, free)
             if const_expr(spec.writes):
-                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
-                                        written))
+                write = self.both_ways.write if spec.both_ways else self.write
+                write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
+                                   written))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             self.delta.kept_by(wg)
@@ -327,10 +328,26 @@ class LinearAttention:
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
 
+    def take_up(self, g, s, c, second, at):
+        """The values as the state takes them up. at: the warpgroup, the stage of tokens, the ring of scores."""
+        wg, stage, scores = at
+        self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
+        self.second.take_up(g, c, s, second, (self.tile(stage, wg), scores.stage))
+
+    def add_outputs(self, g, s, c, wg, at):
+        """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the
+        stage of tokens, the ring of scores."""
+        stage, scores = at
+        if const_expr(self.spec.queried):
+            self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
+        self.second.at_query(c, s.gate, scores.stage)
+        self.add_own(s, c, (self.tile(stage, wg), self.heads.place(scores, wg)))
+
     def write(self, g, s, t, c, at):
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
         the ring of outputs)."""
         wg, chunk, stage, of_scores, skip, written = at
+        self.neighbours.give(s, t, c.o, (wg, written))
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
             tk.load_T(x, s.x[self.tile(stage, wg)])
@@ -338,27 +355,23 @@ class LinearAttention:
         if self.spec.dots:
             self.second.read_values(c, s, self.tile(stage, wg))
             add_dots(s.dots, o, x, wg)
-            if const_expr(not self.second.query):
-                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+            write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.neighbours.put(s, t, self.ssd.result(c, self.delta.result(c)), c.x, (wg, written),
                             lambda x: self.put(g.o, s, t, x, chunk, wg), True)
         if self.second.query:
-            if self.spec.dots:
-                self.read_values(s, c, wg, stage)
-                add_dots(s.dots, c.w, c.v, wg, less=True)
-                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+            self.neighbours.give(s, t, c.w, (wg, written))
             self.neighbours.put(s, t, c.w, c.v, (wg, written), lambda x: self.put(g.dv, s, t, x, chunk, wg), False)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
         if self.spec.scored:
-            self.products.add_scores(c, s, stages[0], self.second.stage(stages[1]))
+            self.products.add_scores(c, s, *stages)
         if self.spec.exact_scores:
-            self.products.add_rest_of_scores(c, s, stages[0], self.second.stage(stages[1]))
+            self.products.add_rest_of_scores(c, s, *stages)
         if self.spec.scored:
-            self.second.add_own(c, s, stages[0])
+            self.second.add_own(c, s, *stages)
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

@@ -31,13 +31,14 @@ class Neighbours:
     two. Deadlock-free: a block sends a chunk's outputs when it has computed them, and waits but for the other block to
     have taken those before.
 
-    With less, another tensor of the outputs' shape is taken off, in fp32: it comes, a chunk before it is needed, to
-    where the outputs are about to be."""
+    With less, another tensor of the outputs' shape is taken off, or with dot added, in fp32: it comes, a chunk
+    before it is needed, to where the outputs are about to be."""
 
     def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
         """tile: of outputs. barrier: the first of those of the state's warpgroups."""
         self.summed, self.less, self.tile, self.barrier = spec.summed, spec.less, tile, barrier
         self.there = self.summed or self.less
+        self.sign = 1.0 if spec.dot else -1.0
         self.cluster = 2 if self.summed else 1
 
     # ---- host ----------------------------------------------------------------------------------
@@ -95,9 +96,18 @@ class Neighbours:
                 tk.load_async(s.o[wg], g.less, (t.batch, self.head(t), chunk, t.part + wg), sem)
 
     @cute.jit
+    def give(self, s, t, x: tk.RegTile, at: Any):
+        """x, a chunk's outputs of this head, to the other block, if it is that which writes them. at: (the warpgroup,
+        the ring). What is done from here to `put` is done while they are on their way."""
+        wg, ring = at
+        if const_expr(self.summed):
+            if not self.keeps(t, wg):
+                self.send(s.neighbours, s.o[wg], t, x, (self.barrier + wg, ring))
+
+    @cute.jit
     def put(self, s, t, x: tk.RegTile, spare: tk.RegTile, at: Any, put: Constexpr, less: Constexpr[bool]):
-        """x, a chunk's outputs of this head, to global memory by `put`, or to the other block. spare: registers of 16
-        bits. at: (the warpgroup, the ring). less: is something taken off these?"""
+        """The same outputs, with those of the other head, to global memory by `put`, if they were not given. spare:
+        registers of 16 bits. less: is something taken off these?"""
         wg, ring = at
         if const_expr(not self.there):
             put(x)
@@ -109,8 +119,6 @@ class Neighbours:
                 self.take_off(s, x, spare, at, less)
                 self.receive(s.neighbours, t, x, spare, ring)
                 put(x)
-            else:
-                self.send(s.neighbours, s.o[wg], t, x, (self.barrier + wg, ring))
         if const_expr(self.there):
             ring.advance()
 
@@ -121,7 +129,7 @@ class Neighbours:
             tk.wait(s.neighbours.less[wg], ring.phase)
             tk.load_T(spare, s.o[wg])
             for i in cutlass.range_constexpr(cute.size(x.tensor)):
-                x.tensor[i] = x.tensor[i] - element(spare, i)
+                x.tensor[i] = x.tensor[i] + self.sign * element(spare, i)
 
     @cute.jit
     def receive(self, shared, t, x: tk.RegTile, spare: tk.RegTile, ring):

@@ -25,6 +25,8 @@ class StateProducts:
         both = delta.forward and spec.queried
         self.late = both and self.wide  # do corrected values wait in shared memory?
         self.behind = both and not self.wide  # do queries meet the state behind the corrected values?
+        # does the state meet queries a few columns at a time?
+        self.pieces = second.query or (second.pair and spec.exact_outputs)
 
     def load(self, state, x, row0):
         """state = x from row0 on; of a wide one addresses of 16 columns at a time are in registers."""
@@ -42,7 +44,7 @@ class StateProducts:
 
     def begin(self, c, s, stage):
         """Under way: what the state gives for keys, c.w, and for queries, c.o."""
-        if self.second.query or self.behind:
+        if self.behind or self.pieces:
             self.in_pieces(c, [(c.w, s.k[stage])] if self.behind else self.queries(c, s, stage))
         elif not self.wide:
             tk.copy(c.s16, c.s)
@@ -60,7 +62,7 @@ class StateProducts:
 
     def rest(self, c, s, stage):
         """With sums of o times another tensor: c.o has what rounding took from the state, too."""
-        if self.spec.exact_scores and not (self.wide or self.second.query):
+        if self.spec.exact_outputs and not (self.wide or self.pieces):
             tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
             for o, q in self.queries(c, s, stage):
                 tk.mma_ABt(o, c.s16, q)
@@ -87,10 +89,7 @@ class StateProducts:
 
     def add_rest_of_scores(self, c, s, tile, scores):
         """Likewise, what rounding took from P."""
-        if self.second.there:
-            tk.mma_AtBt(c.o, s.v[tile], s.rest[scores])
-        else:
-            tk.mma_ABt(c.o, c.v, s.rest[scores])
+        tk.mma_ABt(c.o, c.v, s.rest[scores])
 
     def in_pieces(self, c, products, again=True):
         """d = S' operand' for each pair of them, the last of it under way; with sums of o times another tensor S' is in

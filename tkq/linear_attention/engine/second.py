@@ -10,14 +10,11 @@ from tkq.linear_attention.spec import LinearSpec
 
 
 class SecondShared(NamedTuple):
-    """of_keys: queries, or keys, of each stage of tokens. v: values, as the first ones. p, rest: as the
-    first ones', of one stage. free: when the state has done with both scores, the first and the second."""
+    """of_keys: queries, or keys, of each stage of tokens. v: values, p: scores, as the first ones."""
 
     of_keys: tk.SharedTile
     v: Any
-    p: tk.SharedTile
-    rest: Any
-    free: tk.Pipe
+    p: Any
 
 
 class Second:
@@ -32,13 +29,13 @@ class Second:
         O = scale * (e^G Q S + P V) - P2 V2,  P2[i, j] = e^(G[i] - G[j]) q[i] k2[j] for j < i
         S = e^G[63] S + (e^(G[63] - G) K)' V - (e^(G[63] - G) / scale K2)' V2
 
-    Reversed likewise. Scores of both have one stage, which is free again before outputs are written."""
+    Reversed likewise. With sums scores are used both ways (see `both_ways.BothWays`), and a launch with pairs has
+    none."""
 
     def __init__(self, spec: LinearSpec, gate: Any):
         self.spec, self.gate, self.there = spec, gate, spec.second is not None
         self.query, self.pair = spec.second == "query", spec.second == "pair"
-        self.scores = 1 if self.there else 2  # stages of scores
-        self.sign = -1.0 if self.pair else 1.0
+        self.sign = -1.0 if self.pair or spec.both_ways else 1.0
 
     def shared(self, al: tk.SharedAllocator, tiles, config) -> Any:
         """Room for it; None without. tiles: of queries and keys, of values, of scores."""
@@ -47,11 +44,7 @@ class Second:
         of_keys, of_values, p = tiles
         return SecondShared(al.tile(of_keys, config.stages),
                             al.tile(of_values, config.stages * config.groups) if self.pair else None,
-                            al.tile(p, 1), al.tile(p, 1) if self.spec.exact_scores else None,
-                            al.pipe(1, 0, 4 * config.groups, producers=4))
-
-    def pipes(self, s) -> tuple:
-        return (s.second.free,) if self.there else ()
+                            al.tile(p, 2) if self.spec.scored else None)
 
     def tokens_of(self, g, s, t, place):
         """What the producer loads of a chunk, of queries or keys. place: (stage, chunk)."""
@@ -66,18 +59,6 @@ class Second:
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
-    def ring(self, s) -> Any:
-        """Of scores; None without."""
-        return s.second.free.ring() if self.there else None
-
-    def stage(self, stage):
-        """Of the first scores."""
-        return 0 if self.there else stage
-
-    def acquire(self, s, ring):
-        if self.there:
-            s.second.free.acquire_empty(ring)
-
     def put(self, s, x, p, gates, places, put_scores):
         """The second scores, by way of x and p. places: stages of tokens and of factors."""
         if not self.there:
@@ -87,14 +68,7 @@ class Second:
         between = self.gate.between(s.gate, gates, places[1])  # again: decays of all pairs would be too many registers
         tk.mma_wait(0)
         self.gate.weigh(p, x, between, self.sign)
-        put_scores(s.second.p[0], p, 1)
-        if self.spec.exact_scores:
-            self.gate.weigh_rest(p, x)
-            put_scores(s.second.rest[0], p, 1)
-
-    def advance(self, ring):
-        if self.there:
-            ring.advance()
+        put_scores(s.second.p[places[1]], p, 1)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 
@@ -128,27 +102,21 @@ class Second:
         elif self.pair:
             tk.apply_narrow(mine[0], lambda v, f: v * f, c.x, -cute.arch.rcp_approx(g.scale))
 
-    def add_own(self, c, s, tile):
-        """What a chunk's tokens give each other is under way. tile: of values."""
+    def add_own(self, c, s, tile, stage):
+        """What a chunk's tokens give each other is under way. tile: of values. stage: of scores."""
         if not self.there:
             return
         o, v = (c.w, s.v[tile]) if self.query else (c.o, s.second.v[tile])
-        for p in (s.second.p, s.second.rest):
-            if p is not None:
-                tk.mma_AtBt(o, v, p[0])
+        tk.mma_AtBt(o, v, s.second.p[stage])
 
     def update(self, c, s, mine, stage):
         """What the state takes up is under way."""
         for values in mine or ():
             tk.mma_AB(c.s, values, s.second.of_keys[stage])
 
-    def done(self, s, ring):
-        """Scores are free."""
-        if self.there:
-            s.second.free.release(ring)
-            ring.advance()
-
 
 def second_factor(spec: LinearSpec, begun, left, scale) -> Any:
     """Of a token: of its second query, or of its second values as they are at the chunk's end."""
-    return begun if spec.second == "query" else Float32(0.0) - left * cute.arch.rcp_approx(scale)
+    if spec.second == "query":
+        return Float32(0.0) - begun if spec.both_ways else begun
+    return Float32(0.0) - left * cute.arch.rcp_approx(scale)
