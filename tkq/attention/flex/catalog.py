@@ -12,7 +12,7 @@ from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
 from tkq.attention.flex.functions.derivative import derivative, joint
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.plan import lists_recipe, plan, recipe, states_recipe
-from tkq.attention.flex.spec import WITH_GRADIENTS, FlexSpec
+from tkq.attention.flex.spec import WITH_GRADIENTS, FlexSpec, kv_tile_of
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -40,6 +40,7 @@ def softcap():
 
 
 QUICK = "bf16", 64, "alibi"
+BLOCK = 128  # queries and keys that a mask lists together
 SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
 
 
@@ -48,18 +49,20 @@ def shipped() -> list:
     mask, found = causal(), []
     for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WITH_GRADIENTS, SCORES.items()):
         graph = score()
-        spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
+        keys = kv_tile_of(BLOCK, dim)
+        spec = FlexSpec(dtype, dim, True, graph, mask, True, True, kv_tile=keys, kv_per=BLOCK // keys)
         found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
             tensor=20, instructions=("UTMALDG", "USETMAXREG", "UTMASTG", "STSM")), quick=(dtype, dim, name) == QUICK))
         functions = (graph, None) if graph is None or derivative(graph)[0] == 1.0 else (None, joint(graph)[0])
         spec = FlexBackwardSpec(dtype, dim, True, False, *functions, mask, True, True)
         config = backward_plan(spec)
-        spec = replace(spec, q_per=128 // config.tile)
+        spec = replace(spec, q_per=BLOCK // config.tile, kv_per=BLOCK // config.block)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
                              _of_backward(spec, config), quick=(dtype, dim, name) == QUICK))
     for dtype, dim in itertools.product(("bf16", "fp16"), WITH_GRADIENTS):
         config = capture_plan(dim)
-        of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
+        of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=BLOCK // config.tile,
+                              kv_per=BLOCK // config.block)
         spec = CaptureSpec(of, capture_derivatives(alibi(), (0,)), (1,))
         found.append(Shipped(f"flex_attention_captures_{dtype}_d{dim}_alibi", capture_recipe(spec, config), Expectation(
             tensor=16, instructions=("UTMALDG", "USETMAXREG", "SHFL", "REDG"),
