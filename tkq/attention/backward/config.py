@@ -15,9 +15,9 @@ DQ_REDUCE = ("atomic", "bulk", "first_store", "serial", "ordered")
 @dataclass(frozen=True)
 class BackwardConfig:
     """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
-    p_stages: of P on its way between warpgroups, where width is above 128; p_bytes: of an element there. dq_cols: columns of a product of dQ (of a
-    tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
-    where width is above 128, that with dV and that with dK.
+    p_stages: of P on its way between warpgroups, where width is above 128; p_bytes: of an element there. dq_cols:
+    columns of a product of dQ (of a tile). registers: of a thread of each role, the producer, the dQ warpgroup, then
+    the two warpgroups with keys or, where width is above 128, that with dV and that with dK.
 
     The variants, of which ``tkq.attention.backward.kernel.BackwardKernel`` is composed:
 

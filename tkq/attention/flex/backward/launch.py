@@ -111,8 +111,8 @@ class Asked(NamedTuple):
         graph = lambda traced: None if traced is None else traced.graph
         make = functools.partial(
             FlexBackwardSpec, dtypes.name_of(q.dtype), width, dq, rows[3] is not None,
-            *((graph(call.score), None) if joint is None else (None, joint.joint)), graph(call.mask), lists is not None, lists is not None and lists.queries.full_num is not None,
-            lists is not None and lists.states is not None)
+            *((graph(call.score), None) if joint is None else (None, joint.joint)), graph(call.mask), lists is not None,
+            lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
         if lists is not None:
             states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
             lists = BackwardLists(expanded(lists.queries, q), states)

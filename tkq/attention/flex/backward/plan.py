@@ -18,9 +18,9 @@ _CAPTURES_WIDE = replace(SINGLE[256], store_from_registers=True)
 
 
 def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
-    """Up to 128 columns, where dq is asked for, blocks take one task after the other (1.01 to 1.04 of one task a block; helper warps, as
-    ``flash_attn`` of causal problems has them, are slower by as much). With a slope they take turns: 1.06 of without.
-    q_block: queries of a listed block, of which a tile is no more."""
+    """Up to 128 columns, where dq is asked for, blocks take one task after the other (1.01 to 1.04 of one task a block;
+    helper warps, as ``flash_attn`` of causal problems has them, are slower by as much). With a slope they take turns:
+    1.06 of without. q_block: queries of a listed block, of which a tile is no more."""
     config = (_JOINT if spec.joint is not None else _PLANS)[spec.width]
     if spec.width <= 128:
         config = replace(config, persistent=spec.dq)
