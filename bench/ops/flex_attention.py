@@ -30,6 +30,7 @@ from bench.peers.flex_masks import BESIDE, KINDS, Kind, Size, causal_pairs, func
 from tkq.testing.timing import relative_error
 
 SHAPES = ((2, 16, 16384, 128),)
+WIDE = ((2, 8, 8192, 256),)  # of the backward, too
 AT_LEAST = {FA4: 1.15, TRITON: 1.5}  # times torch's FlexAttention
 OWN = {"forward": 0.95, "backward": 0.90}  # of the kernel that tkq has for the same mask
 OF_CAUSAL, SCORED = 0.90, 0.85  # of plain causal attention: another mask, by its share of the pairs; a score function
@@ -182,7 +183,7 @@ def judge(cases) -> list[str]:
 BENCH = Bench(
     "flex_attention", __doc__,
     {**{section: functools.partial(jobs, section) for section in OWN}, "block_mask": block_masks},
-    shapes={**dict.fromkeys(OWN, SHAPES), "block_mask": BLOCK_MASK_SHAPES},
+    shapes={"forward": SHAPES, "backward": SHAPES + WIDE, "block_mask": BLOCK_MASK_SHAPES},
     calls=calls,
     judge=judge,
 )

@@ -130,9 +130,9 @@ def types() -> dict[str, tuple[list, str]]:
 
 def _flex() -> tuple:
     dims, learned = (taken(lambda d, f=f: f(d, d), range(1, 300)) for f in (flex_spec.width, flex_spec.backward_width))
+    assert dims == learned, "head dims with gradients are others"
     return (taken(lambda t: flex_spec.FlexSpec(t), TYPES),
-            f"any Sq, Sk; D and Dv: multiples of {dims[0]} to {dims[-1]}, with gradients to {learned[-1]}; "
-            f"blocks: multiples of {flex_spec.BLOCK}")
+            f"any Sq, Sk; D and Dv: multiples of {dims[0]} to {dims[-1]}; blocks: multiples of {flex_spec.BLOCK}")
 
 
 def _caches() -> dict:

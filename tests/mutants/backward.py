@@ -306,13 +306,7 @@ MUTANTS = (
         ("wide_no_wait_for_q", """
             s.q_pipe.wait(c.ring)
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
-            tk.mma_wait(0)
-            limits = self.scheduler.limits(g, t, m, 0) if masked else ()
-         """, """
-            tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
-            tk.mma_wait(0)
-            limits = self.scheduler.limits(g, t, m, 0) if masked else ()
-         """, WIDE),
+         """, "tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])", WIDE),
         ("wide_p_announced_before_it_is_written", """
             self.hand_over(c.slope, s.p, c.p_ring, False)
             s.p_pipe.commit(c.p_ring)
@@ -322,21 +316,21 @@ MUTANTS = (
          """, WIDE_ROLES),
         ("wide_no_wait_for_p", "s.p_pipe.wait(c.p_ring)", "", WIDE_ROLES),
         ("wide_p_freed_before_it_is_read", """
-            self.hand_over(c.slope, s.p, c.p_ring, True)
+            self.take_p(s, c)
             s.q_pipe.wait(c.ring)
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            self.make_ds(c, delta)
+            self.make_ds(s, c, delta)
             s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
          """, """
             s.p_pipe.release(c.p_ring)
-            self.hand_over(c.slope, s.p, c.p_ring, True)
+            self.take_p(s, c)
             s.q_pipe.wait(c.ring)
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            self.make_ds(c, delta)
+            self.make_ds(s, c, delta)
          """, WIDE_ROLES),
         ("wide_no_wait_for_do", """
             s.do_pipe.wait(c.ring)

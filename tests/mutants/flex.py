@@ -15,11 +15,12 @@ CAP = _of(FORWARD, "test_far_from_a_softcap")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
 SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes --slow"), _of(FORWARD, "test_rows_of_no_block")
-SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
+SHARED, TABLES = _of(CAPTURED, "test_gradients[shared-128]"), _of(CAPTURED, "test_gradients[tables-128]")
 MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
 STEPS = _of(FORWARD, "test_create_block_mask[causal-1000-size4]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
+WIDE, WIDE_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-256]") for name in ("causal", "softcap"))
 BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key --slow")
 
 MUTANTS = (
@@ -127,18 +128,32 @@ MUTANTS = (
          "return states", MASKS)),
     *family(
         "flex", "tkq/attention/flex/backward/dkv.py",
-        ("dead_keys_live", "if alive < 64:", "if alive < -64:", BEHIND),
         ("ds_of_a_rounded_p", "return e, e * (dp + delta)",
          "return e, cutlass.Float32(cutlass.BFloat16(e)) * (dp + delta)", EQUAL),
-        ("ds_of_a_rounded_slope", "weight = e * slopes(x, *at)",
-         "weight = cutlass.Float32(cutlass.BFloat16(e * slopes(x, *at)))", EQUAL_SLOPE),
         ("ds_of_the_first_queries", "tk.mma_AB(of.dk, of.ds, s.q[stage], k=self.part(i - 1))",
          "tk.mma_AB(of.dk, of.ds, s.q[stage], k=self.part(i))", EQUAL_SLOPE),
         ("dp_of_the_first_queries", "tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=i)",
-         "tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=0)", EQUAL_SLOPE),
+         "tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=0)", EQUAL_SLOPE)),
+    *family(
+        "flex", "tkq/attention/flex/backward/scores.py",
+        ("dead_keys_live", "if alive < 64:", "if alive < -64:", BEHIND),
+        ("ds_of_a_rounded_slope", "weight = e * slopes(x, *place)",
+         "weight = Float32(cutlass.BFloat16(e * slopes(x, *place)))", EQUAL_SLOPE),
         ("halves_as_the_first",
-         "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg]",
-         "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block]", HALVES)),
+         "state = g.states[at.t.batch_k, at.head, g.row_block(at.tile), 2 * at.t.block + at.half]",
+         "state = g.states[at.t.batch_k, at.head, g.row_block(at.tile), 2 * at.t.block]", HALVES)),
+    *family(
+        "flex", "tkq/attention/flex/backward/dkv_hdim256.py",
+        ("wide_weights_rounded", "four[i % 4] = weight", "four[i % 4] = Float32(cutlass.BFloat16(weight))", WIDE_SLOPE),
+        ("wide_weights_of_the_first_columns", "to = s.p[None, tk.thread_in_warpgroup(), i // 4, c.p_ring.stage]",
+         "to = s.p[None, tk.thread_in_warpgroup(), i // 8, c.p_ring.stage]", WIDE_SLOPE),
+        ("wide_p_without_its_factor", "tk.add(lse, lse, float(P_BITS))", "pass", WIDE),
+        ("wide_masks_are_not_looked_at", "self.scores.p_fp32(g, at, c.s, p, lse, seen)",
+         "self.scores.p_fp32(g, at, c.s, p, lse)", WIDE),
+        ("wide_dead_keys_live", "self.scores.clear_dead_keys(t, 0, ds)", "pass", BEHIND)),
+    *family(
+        "flex", "tkq/attention/flex/spec.py",
+        ("wide_tasks_of_128_keys", "return 128 if width <= 128 else 64", "return 128", WIDE)),
     *family(
         "flex", "tkq/attention/flex/backward/tanh.py",
         ("far_scores_are_near_in_the_backward", "return cute.arch.vote_all_sync(top <= Float32(1.0))",

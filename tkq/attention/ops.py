@@ -62,9 +62,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             speed at D 64 and 128, shared K/V heads included, and 0.83 to 0.91 at D 256. o and lse always are the same.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
         score_mod, mask_mod, block_mask: functions and block lists of ``tkq.flex_attention``, by whose kernels and rules
-            the call is then made, D and Dv up to 256, with gradients 128. mask_mod alone skips no blocks; a block_mask
-            has its own. A softcap comes before score_mod. causal, window_size, sinks and deterministic are not
-            supported beside them.
+            the call is then made, D and Dv up to 256. mask_mod alone skips no blocks; a block_mask has its own. A
+            softcap comes before score_mod. causal, window_size, sinks and deterministic are not supported beside them.
 
     Returns:
         o (B, Sq, H, Dv), contiguous, of q's dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural

@@ -49,26 +49,33 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, what="", **ho
     return ours
 
 
-@pytest.mark.parametrize("name", ["causal", "document", *(
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("softcap", "relative_bias", "natten", "alibi_causal", "causal_score", "t5_bias"))])
-def test_gallery(name):
+@pytest.mark.parametrize("name, D", [("causal", 128), ("document", 128), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in (
+        *((name, 128) for name in ("softcap", "relative_bias", "natten", "alibi_causal", "causal_score", "t5_bias")),
+        *((name, 256) for name in ("document", "relative_bias", "alibi_causal", "causal_score"))))])
+def test_gallery(name, D):
     S = 576
     score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]
-    check(*make(S, S), score_mod, mask_mod, what=name)
+    check(*make(S, S, D), score_mod, mask_mod, what=name)
 
 
+@pytest.mark.parametrize("D", (128, 256))
 @pytest.mark.parametrize("Sq, Sk", [(3, 200), (200, 3), (129, 640), (1000, 1000)])
-def test_lengths(Sq, Sk):
-    check(*make(Sq, Sk), mask_mod=gallery.causal)
+def test_lengths(Sq, Sk, D):
+    check(*make(Sq, Sk, D), mask_mod=gallery.causal)
 
 
-def test_no_mask():
-    check(*make(200, 330))
+WIDTHS = 128, pytest.param(256, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("D", WIDTHS)
+def test_no_mask(D):
+    check(*make(200, 330, D))
 
 
 @pytest.mark.slow
-def test_lists_without_a_function():
+@pytest.mark.parametrize("D", (128, 256))
+def test_lists_without_a_function(D):
     """Some blocks are said to need a mask, others to be full, and there is none: all of either are seen. Scores depend
     on their places."""
     S, blocks = 512, lambda b, h, q, kv: q // 128 >= kv // 128
@@ -76,30 +83,33 @@ def test_lists_without_a_function():
     mask = BlockMask.from_kv_blocks(of.kv_num_blocks, of.kv_indices, of.full_kv_num_blocks, of.full_kv_indices, 128,
                                     None, (S, S))
     assert (mask.q_num_blocks == 1).all() and mask.full_q_num_blocks.max() == 3
-    check(*make(S, S), gallery.alibi(torch.full((H,), 0.05, device="cuda")), blocks, mask)
+    check(*make(S, S, D), gallery.alibi(torch.full((H,), 0.05, device="cuda")), blocks, mask)
 
 
 @pytest.mark.parametrize("D, dtype", [(64, FP16), *(
-    pytest.param(*each, marks=pytest.mark.slow) for each in ((64, BF16), (128, FP16)))])
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((64, BF16), (128, FP16), (192, FP16)))])
 def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 
 
-def test_odd_dims():
-    q, k, v = make(300, 300)
-    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
+@pytest.mark.parametrize("D, Dv, tile", [(96, 72, 128), (136, 200, 256)])
+def test_odd_dims(D, Dv, tile):
+    q, k, v = make(300, 300, tile)
+    check(q[..., :D], k[..., :D], v[..., :Dv], mask_mod=gallery.causal)
 
 
-@pytest.mark.parametrize("size", [(64, 64), *(
-    pytest.param(size, marks=pytest.mark.slow) for size in ((128, 256), (192, 192)))])
-def test_block_sizes(size):
+@pytest.mark.parametrize("size, D", [((64, 64), 128), *(
+    pytest.param(size, D, marks=pytest.mark.slow) for size, D in (
+        ((128, 256), 128), ((192, 192), 128), ((64, 64), 256), ((128, 192), 256)))])
+def test_block_sizes(size, D):
     mask_mod = gallery.document(torch.arange(700, device="cuda") // 150)
-    check(*make(700, 700), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 700, size=size))
+    check(*make(700, 700, D), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 700, size=size))
 
 
-@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("name", ("causal", "alibi_causal", "softcap"))
-@pytest.mark.sampled(when=lambda name, dim: (name, dim) in (("causal", 128), ("softcap", 64)))
+@pytest.mark.sampled(when=lambda name, dim: (name, dim) in (("causal", 128), ("softcap", 64), ("causal", 256),
+                                                            ("softcap", 256)))
 def test_equal_accuracy(name, dim):
     """The rule by which speeds are compared: dS is rounded once, with and without a slope. Of a rounded P it would have
     1.22 times the error."""
@@ -122,20 +132,44 @@ def test_equal_accuracy(name, dim):
         assert found <= 1.05 * theirs + 0.1 * rounding, f"{what}: error {found:.2e}, rounded once {theirs:.2e}"
 
 
-def test_far_from_a_softcap():
+@pytest.mark.parametrize("D", (128, 256))
+def test_far_from_a_softcap(D):
     """Scores far below it, far above, both in a tile: of the kernel that `test_equal_accuracy` has."""
-    q, k, v = make(576, 576, scale=4.0)
+    q, k, v = make(576, 576, D, scale=4.0)
     k[:, 0] *= 0.02
     k[:, 1, ::3] *= 0.02
     check(q, k, v, gallery.softcap(8.0), gallery.causal)
 
 
+@pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("score_mod", (
     pytest.param(lambda score, b, h, q, kv: score + 2.0 * kv, id="bias"),
     pytest.param(lambda score, b, h, q, kv: torch.tanh(score) + 2.0 * kv, id="slope", marks=pytest.mark.slow)))
-def test_scores_that_grow_behind_the_last_key(score_mod):
+def test_scores_that_grow_behind_the_last_key(score_mod, D):
     """There is no key, but a score in the kernel, beside which exp overflows."""
-    check(*make(300, 201), score_mod)
+    check(*make(300, 201, D), score_mod)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", (128, 256))
+def test_large_slopes(D):
+    """P times a slope far above 16-bit numbers, and so small that it is none of them."""
+    sizes = torch.tensor([1e-6, 30.0, 1e4, 1.0], device="cuda")
+    check(*make(300, 300, D, scale=0.02), lambda score, b, h, q, kv: score * sizes[h], gallery.causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", (128, 256))
+def test_keys_and_values_alone(D):
+    """Without a gradient of queries: those of the call that has one."""
+    q, k, v = make(300, 300, D)
+    score_mod, mask = gallery.alibi(torch.rand(H, device="cuda")), mask_of(gallery.causal, 300, 300)
+    do, leaves = torch.randn_like(q), [x.requires_grad_() for x in (k, v)]
+    found = torch.autograd.grad(tkq.flex_attention(q, k, v, score_mod, mask), leaves, do)
+    q.requires_grad_()
+    wanted = torch.autograd.grad(tkq.flex_attention(q, k, v, score_mod, mask), leaves, do)
+    for a, b in zip(found, wanted):
+        assert (a.double() - b.double()).norm() < 1e-3 * b.double().norm()
 
 
 @pytest.mark.slow  # `test_empty_rows_and_keys` has a head without tiles every day
@@ -144,10 +178,11 @@ def test_heads_without_tiles():
     check(*make(300, 300, heads=(B, 6, 3)), mask_mod=lambda b, h, q, kv: (q >= kv) & ((h == 1) | (h == 2)))
 
 
-def test_groups_and_lse():
+@pytest.mark.parametrize("D", WIDTHS)
+def test_groups_and_lse(D):
     """One mask for all query heads of a K/V head; each with its own."""
-    check(*make(500, 500, heads=(B, 8, 2)), mask_mod=gallery.causal, with_lse=True)
-    check(*make(500, 500, heads=(B, 8, 2)), mask_mod=lambda b, h, q, kv: (q - kv).abs() < 64 * (h + 1))
+    check(*make(500, 500, D, heads=(B, 8, 2)), mask_mod=gallery.causal, with_lse=True)
+    check(*make(500, 500, D, heads=(B, 8, 2)), mask_mod=lambda b, h, q, kv: (q - kv).abs() < 64 * (h + 1))
 
 
 def framed(x):
@@ -157,23 +192,25 @@ def framed(x):
     return inside.copy_(x)
 
 
-def test_strides_and_scale():
+@pytest.mark.parametrize("D", (128, 256))
+def test_strides_and_scale(D):
     """(B, S, H, D) in memory, slices of a packed tensor; columns apart; a gradient of o whose strides are 0 or others.
     Gradients lie as their tensors do."""
     g = torch.Generator("cuda").manual_seed(0)
-    packed = torch.randn(B, 500, 8 + 2 + 2, 128, device="cuda", generator=g).to(BF16)
+    packed = torch.randn(B, 500, 8 + 2 + 2, D, device="cuda", generator=g).to(BF16)
     q, k, v = (x.transpose(1, 2) for x in packed.split((8, 2, 2), 2))
     dq, dk, dv = check(q, k, v, mask_mod=gallery.causal, scale=0.2)
     assert all(x.transpose(1, 2).is_contiguous() for x in (dq, dk, dv))
-    odd = torch.randn(3, B, 4, 300, 131, device="cuda", generator=g).to(BF16)[..., 1:129]  # copied
-    do = torch.randn(B, 4, 128, 300, device="cuda", generator=g).to(BF16).mT
+    odd = torch.randn(3, B, 4, 300, D + 3, device="cuda", generator=g).to(BF16)[..., 1:D + 1]  # copied
+    do = torch.randn(B, 4, D, 300, device="cuda", generator=g).to(BF16).mT
     check(*odd, mask_mod=gallery.causal, scale=0.01, do=do)
-    check(*odd, mask_mod=gallery.causal, do=torch.randn(4, 1, 1, device="cuda").to(BF16).expand(B, 4, 300, 128))
+    check(*odd, mask_mod=gallery.causal, do=torch.randn(4, 1, 1, device="cuda").to(BF16).expand(B, 4, 300, D))
 
 
-def test_nan_behind_every_end():
+@pytest.mark.parametrize("D", (128, 256))
+def test_nan_behind_every_end(D):
     """Of rows, columns, heads and batches of all that is read; lengths that fill no tile."""
-    q, k, v = (framed(x) for x in make(300, 200))
+    q, k, v = (framed(x) for x in make(300, 200, D))
     check(q, k, v, mask_mod=gallery.causal, do=framed(torch.randn_like(q)))
 
 
@@ -199,12 +236,13 @@ def test_lists_of_some_heads():
     check(q, k, v, mask_mod=mask_mod, block_mask=mask)
 
 
-def test_empty_rows_and_keys():
+@pytest.mark.parametrize("D", WIDTHS)
+def test_empty_rows_and_keys(D):
     """Rows that see nothing, keys that no row sees, a head of its own."""
     def mask_mod(b, h, q, kv):
         return (q >= kv) & (q > 150) & (h != 1) & (kv > 140)
 
-    dq, dk, dv = check(*make(600, 600), mask_mod=mask_mod)
+    dq, dk, dv = check(*make(600, 600, D), mask_mod=mask_mod)
     assert (dq[:, :, :151] == 0).all() and (dk[:, :, :140] == 0).all() and (dv[:, 1] == 0).all()
 
 

@@ -36,11 +36,11 @@ def _poisoned():
         yield
 
 
-def case(name):
+def case(name, D=128):
     """(q, k, v, do, dlse or None), mask_mod"""
     heads, _, with_lse = CASES[name]
     mask_mod = late if with_lse else same_document(torch.arange(S, device="cuda") // 70)
-    g, (q, k, v) = torch.Generator("cuda").manual_seed(3), make(S, S, heads=heads)
+    g, (q, k, v) = torch.Generator("cuda").manual_seed(3), make(S, S, D, heads=heads)
     do = torch.randn(q.shape, device="cuda", generator=g).bfloat16()
     return (q, k, v, do, torch.randn(q.shape[:3], device="cuda", generator=g) if with_lse else None), mask_mod
 
@@ -75,10 +75,11 @@ def judge(function, ours, given, mask_mod, what):
         assert_2x(a, b, c, 1, f"{what} {i}", block=None if few else 128)
 
 
+@pytest.mark.parametrize("D", (128, pytest.param(256, marks=pytest.mark.slow)))
 @pytest.mark.parametrize("name", CASES)
-def test_gradients(name):
+def test_gradients(name, D):
     """Beside those of q, k and v; then with NaN around everything, of captured tensors alone."""
-    given, mask_mod = case(name)
+    given, mask_mod = case(name, D)
     of, learned = flex_captures.functions(H, S, "cuda")[name]
     q, k, v = (x.detach().requires_grad_() for x in given[:3])
     ours = gradients(name, (q, k, v, *given[3:]), of(*learned), mask_mod, (*learned, q, k, v))

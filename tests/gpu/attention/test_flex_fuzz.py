@@ -1,5 +1,6 @@
 """tkq.flex_attention on the GPU against float64, both directions: random masks, scores, sizes, strides, lists that
-serve several heads. One function of each kind, whose captured tensors are what is random: two kernels in all."""
+serve several heads. One function of each kind, whose captured tensors are what is random: two kernels in all, and two
+of wide heads."""
 import math
 import random
 
@@ -53,12 +54,12 @@ class Drawn:
         return inside.permute([order.index(d) for d in range(4)])
 
 
-def case(seed):
-    """(q, k, v, do), the functions, the block mask, scale"""
+def case(seed, dims):
+    """(q, k, v, do), the functions, the block mask, scale. dims: those to draw from, of q and k, of v."""
     d = Drawn(seed)
     batch, (heads, kv_heads) = d.one_of(1, 2, 3), d.one_of((1, 1), (4, 4), (6, 2), (4, 1))
     Sq, Sk = d.r.randint(40, 400), d.r.randint(40, 400)
-    D, Dv = d.one_of(72, 96, 128), d.one_of(72, 128)
+    D, Dv = (d.one_of(*of) for of in dims)
     q, do = d.tensor(batch, heads, Sq, D), d.tensor(batch, heads, Sq, Dv)
     k, v = d.tensor(batch, kv_heads, Sk, D), d.tensor(batch, kv_heads, Sk, Dv)
     allowed = torch.rand(TABLE, TABLE, TABLE, device="cuda", generator=d.g) < d.one_of(0.05, 0.5, 0.95)
@@ -73,11 +74,17 @@ def case(seed):
 def test_drawn():
     """All in one test: of several begun together, all would wait for the worker that compiles their two kernels."""
     for seed in range(12):
-        check(seed)
+        check(seed, ((72, 96, 128), (72, 128)))
 
 
-def check(seed):
-    (q, k, v, do), score_mod, mask_mod, mask, scale = case(seed)
+@pytest.mark.slow
+def test_drawn_wide():
+    for seed in range(12):
+        check(seed, ((136, 192, 256), (136, 256)))
+
+
+def check(seed, dims):
+    (q, k, v, do), score_mod, mask_mod, mask, scale = case(seed, dims)
     batch, heads, Sq, _ = q.shape
     seen = gallery.visible(mask_mod, batch, heads, Sq, k.shape[2], "cuda")
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]

@@ -5,7 +5,8 @@ from tests.helpers.sanitizer.calls import grad, on, randn
 
 
 def own_functions(device):
-    """Odd lengths, blocks of 64 and of 128, indices and lists that lie, captured gradients; both directions."""
+    """Odd lengths, blocks of 64 and of 128, indices and lists that lie, captured gradients, wide heads; both
+    directions."""
     import tkq
 
     ids, slopes = on(device, torch.tensor([0, 1 << 40, -(1 << 40), 3] * 50),
@@ -24,7 +25,9 @@ def own_functions(device):
         return 20 * torch.tanh(score / 20)
 
     for name, D, size, score_mod, mask_mod in (("causal", 128, 128, None, causal), ("indices", 64, 64, lying, document),
-                                               ("softcap", 128, 128, capped, None)):
+                                               ("softcap", 128, 128, capped, None),
+                                               ("wide", 256, 128, None, causal),
+                                               ("wide softcap", 256, 64, capped, causal)):
         q, k, v, do = on(device, randn(0, 1, 4, 150, D, grad=True), randn(1, 1, 2, 200, D, grad=True),
                          randn(2, 1, 2, 200, D, grad=True), randn(3, 1, 4, 150, D))
         mask = mask_mod and tkq.create_block_mask(mask_mod, None, None, 150, 200, device=device, BLOCK_SIZE=size)

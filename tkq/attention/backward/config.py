@@ -15,9 +15,9 @@ DQ_REDUCE = ("atomic", "bulk", "first_store", "serial", "ordered")
 @dataclass(frozen=True)
 class BackwardConfig:
     """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
-    p_stages: of P on its way between warpgroups, where width is above 128. dq_cols: columns of a product of dQ (of a
-    tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
-    where width is above 128, that with dV and that with dK.
+    p_stages: of P on its way between warpgroups, where width is above 128; p_bytes: of an element there. dq_cols:
+    columns of a product of dQ (of a tile). registers: of a thread of each role, the producer, the dQ warpgroup, then
+    the two warpgroups with keys or, where width is above 128, that with dV and that with dK.
 
     The variants, of which ``tkq.attention.backward.kernel.BackwardKernel`` is composed:
 
@@ -51,6 +51,7 @@ class BackwardConfig:
     stages: int = 3
     ds_stages: int = 2
     p_stages: int = 2
+    p_bytes: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
     l2_section_mb: int = 24
@@ -121,7 +122,7 @@ class BackwardConfig:
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
         dq = 0 if self.dq_reduce == "atomic" else 64 * self.dq_cols * 4
         dq *= self.tile // 64 * (width // self.dq_cols) if self.serial else self.dq_stages if self.ordered else 1
-        p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
+        p = self.p_stages * 64 * self.tile * self.p_bytes if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
 

@@ -47,9 +47,13 @@ class DkvHdim256:
         return tk.Role(lambda _: self.dv_warpgroup(g, s), dv), tk.Role(lambda _: self.dk_warpgroup(g, s), dk)
 
     def p_ring(self, al):
-        """(4, thread, quads, stages) of pairs of 16-bit elements."""
-        shape = 4, WARPGROUP, self.config.tile // 16, self.config.p_stages
+        """(4, thread, quads, stages) of 4 bytes each."""
+        shape = 4, WARPGROUP, self.quads(), self.config.p_stages
         return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
+
+    def quads(self):
+        """16 bytes each: what a thread hands over of a tile."""
+        return self.config.tile * self.config.p_bytes // 32
 
     def accumulators(self):
         """dK or dV of 64 keys, in tiles of the most columns that one product may have here."""
@@ -87,7 +91,7 @@ class DkvHdim256:
         for x in c.dv:
             tk.zero(x)
         tk.wait(s.kv_full[0], kv.phase)
-        self.scheduler.visit(g, s, t, c, self.dv_step)
+        self.visit_dv(g, s, t, c)
         self.scheduler.release_kv(s, 0)
         t = reload_task()
         if const_expr(not self.config.store_from_registers):
@@ -100,27 +104,37 @@ class DkvHdim256:
         self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
         tk.store_wait()
 
+    def visit_dv(self, g, s, t, c):
+        """The task's tiles of queries."""
+        self.scheduler.visit(g, s, t, c, self.dv_step)
+
     @cute.jit
     def dv_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        do = s.do[c.ring.stage]
+        do, c = s.do[c.ring.stage], self.of_step(c)
         s.q_pipe.wait(c.ring)
         tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
+        seen = self.look(g, t, m) if masked else None
         tk.mma_wait(0)
-        limits = self.scheduler.limits(g, t, m, 0) if masked else ()
-        self.make_p(g, s, c, limits)
+        self.make_p(g, s, t, c, m, seen)
         s.do_pipe.wait(c.ring)
         self.accumulate(c.dv, c.p, do)
         s.q_pipe.release(c.ring)
-        s.p_pipe.acquire_empty(c.p_ring)
-        self.hand_over(c.slope, s.p, c.p_ring, False)
-        s.p_pipe.commit(c.p_ring)
-        c.p_ring.advance()
+        self.give_p(s, c)
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
         c.ring.advance()
 
-    def make_p(self, g, s, c, limits):
-        """P, and what goes to the other warpgroup."""
+    def of_step(self, c):
+        """With the tiles of a step: those that the loop carries."""
+        return c
+
+    def look(self, g, t, m):
+        """What is asked about a tile's mask while S is made: that it has one."""
+        return True
+
+    def make_p(self, g, s, t, c, m, seen):
+        """P, and what goes to the other warpgroup. seen: of ``look``, where the tile is masked."""
+        limits = self.scheduler.limits(g, t, m, 0) if seen else ()
         lse = stats_of(s, c.ring, 0, self.config.tile)
         if self.fp16_p:
             for i in range(cute.size(lse.tensor)):
@@ -132,7 +146,14 @@ class DkvHdim256:
         else:
             probabilities(c.p, c.slope, c.s, lse, g.scores, limits)
 
-    def make_ds(self, c, delta):
+    def give_p(self, s, c):
+        """To the other warpgroup."""
+        s.p_pipe.acquire_empty(c.p_ring)
+        self.hand_over(c.slope, s.p, c.p_ring, False)
+        s.p_pipe.commit(c.p_ring)
+        c.p_ring.advance()
+
+    def make_ds(self, s, c, delta):
         """dS of what came. P's factor is taken from delta, and from dP where delta is added."""
         if self.fp16_p:
             less = Float32(2.0**-P_BITS)
@@ -146,7 +167,7 @@ class DkvHdim256:
 
     def hand_over(self, x, ring_tensor, ring, back):
         """P, or its slope, to its place in shared memory; back: from there."""
-        quads = self.config.tile // 16
+        quads = self.quads()
         mine = cute.make_tensor(cute.recast_tensor(x.tensor, Int32).iterator, cute.make_layout((4, quads)))
         for j in range(quads):
             theirs = ring_tensor[None, tk.thread_in_warpgroup(), j, ring.stage]
@@ -167,7 +188,7 @@ class DkvHdim256:
         for x in c.dk:
             tk.zero(x)
         tk.wait(s.kv_full[1], kv.phase)
-        self.scheduler.visit(g, s, t, c, self.dk_step)
+        self.visit_dk(g, s, t, c)
         self.scheduler.release_kv(s, 1)
         t = reload_task()
         for x in c.dk:
@@ -181,23 +202,28 @@ class DkvHdim256:
         self.send_accumulators(g, g.dk, s.k, c.dk, t, DK_BARRIER)
         tk.store_wait()
 
+    def visit_dk(self, g, s, t, c):
+        """As ``visit_dv``."""
+        self.scheduler.visit(g, s, t, c, lambda g, s, t, c, m, masked: self.dk_step(g, s, t, c))
+
     @cute.jit
-    def dk_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+    def dk_step(self, g, s, t, c):
         q = s.q[c.ring.stage]
         s.do_pipe.wait(c.ring)
         tk.mm_ABt(c.dp, s.v[0], s.do[c.ring.stage])
         s.p_pipe.wait(c.p_ring)
-        self.hand_over(c.slope, s.p, c.p_ring, True)
+        self.take_p(s, c)
         s.q_pipe.wait(c.ring)
         delta = stats_of(s, c.ring, 1, self.config.tile)
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
-        self.make_ds(c, delta)
+        self.make_ds(s, c, delta)
         s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
         c.p_ring.advance()
         if const_expr(self.config.adds_dq(self.spec)):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[c.ds_ring.stage], c.ds)
+            self.clear_dead_keys(t, s.ds[c.ds_ring.stage])
             tk.publish()
             s.ds_pipe.commit(c.ds_ring)
             c.ds_ring.advance()
@@ -205,3 +231,10 @@ class DkvHdim256:
         tk.mma_wait(0)
         s.q_pipe.release(c.ring)
         c.ring.advance()
+
+    def take_p(self, s, c):
+        """What the other warpgroup has handed over."""
+        self.hand_over(c.slope, s.p, c.p_ring, True)
+
+    def clear_dead_keys(self, t, ds):
+        """dS of keys behind the last one: their P is 0 by the mask's limits."""

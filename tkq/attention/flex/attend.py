@@ -14,7 +14,6 @@ from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.functions.trace import check_function, trace
 from tkq.attention.flex.launch import Call, calls
 from tkq.attention.flex.lists import widened
-from tkq.attention.flex.spec import backward_width
 from tkq.runtime.call import ops
 
 NOTHING = None, None, None  # of ``given_of``, where a call is not looked up
@@ -92,7 +91,7 @@ def _traced(tensors, asked, want_lse):
     score_mod = None if score_mod is None else check_function("score_mod", score_mod, op)
     mask_mod = mask_mod if block_mask is None else block_mask.mask_mod
     mask_mod = None if mask_mod is None or mask_mod is noop_mask else check_function("mask_mod", mask_mod, op)
-    o, lse = traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse, op)
+    o, lse = traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse)
     return o.transpose(1, 2).contiguous() if rows_first else o, lse
 
 
@@ -111,7 +110,6 @@ def _eager(tensors, asked, want_lse):
         raise NotImplementedError(f"{op}: score_mod: captured subclasses of tensors are not supported")
     if mode == "direct":
         return forward(call, want_lse, given, rows_first)
-    backward_width(heads[0].shape[3], heads[2].shape[3], op)
     if call.score is not None:
         _refuse_slopes(call.score, learned)
     if given is not None and not given[_LSE]:

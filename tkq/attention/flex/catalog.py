@@ -12,7 +12,7 @@ from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
 from tkq.attention.flex.functions.derivative import derivative, joint
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.plan import lists_recipe, plan, recipe, states_recipe
-from tkq.attention.flex.spec import WITH_GRADIENTS, FlexSpec
+from tkq.attention.flex.spec import WITH_GRADIENTS, FlexSpec, kv_tile_of
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -39,7 +39,8 @@ def softcap():
     return build.finish(build.binary("mul", cap, build.unary("tanh", build.binary("div", score, cap))))[0]
 
 
-QUICK = "bf16", 64, "alibi"
+QUICK = ("bf16", 64, "alibi"), ("bf16", 256, "softcap")  # forward; backward, that with the fewest registers left
+BLOCK = 128  # queries and keys that a mask lists together
 SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
 
 
@@ -48,18 +49,22 @@ def shipped() -> list:
     mask, found = causal(), []
     for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WITH_GRADIENTS, SCORES.items()):
         graph = score()
-        spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
-        found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
-            tensor=20, instructions=("UTMALDG", "USETMAXREG", "UTMASTG", "STSM")), quick=(dtype, dim, name) == QUICK))
+        keys = kv_tile_of(BLOCK, dim)
+        spec = FlexSpec(dtype, dim, True, graph, mask, True, True, kv_tile=keys, kv_per=BLOCK // keys)
+        config = plan(spec)
+        found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, config), Expectation(
+            tensor=20, instructions=("UTMALDG", "USETMAXREG", *_out(config.o_from_registers))),
+            quick=(dtype, dim, name) == QUICK[0]))
         functions = (graph, None) if graph is None or derivative(graph)[0] == 1.0 else (None, joint(graph)[0])
         spec = FlexBackwardSpec(dtype, dim, True, False, *functions, mask, True, True)
         config = backward_plan(spec)
-        spec = replace(spec, q_per=128 // config.tile)
+        spec = replace(spec, q_per=BLOCK // config.tile, kv_per=BLOCK // config.block)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
-                             _of_backward(spec, config), quick=(dtype, dim, name) == QUICK))
+                             _of_backward(spec, config), quick=(dtype, dim, name) == QUICK[1]))
     for dtype, dim in itertools.product(("bf16", "fp16"), WITH_GRADIENTS):
         config = capture_plan(dim)
-        of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
+        of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=BLOCK // config.tile,
+                              kv_per=BLOCK // config.block)
         spec = CaptureSpec(of, capture_derivatives(alibi(), (0,)), (1,))
         found.append(Shipped(f"flex_attention_captures_{dtype}_d{dim}_alibi", capture_recipe(spec, config), Expectation(
             tensor=16, instructions=("UTMALDG", "USETMAXREG", "SHFL", "REDG"),
@@ -72,13 +77,18 @@ def shipped() -> list:
     return found
 
 
+def _out(from_registers):
+    """How results leave a kernel."""
+    return ("STG.E.128",) if from_registers else ("UTMASTG", "STSM")
+
+
 def _of_backward(spec, config):
-    out = "STG.E.128" if config.store_from_registers else "UTMASTG"
+    dq = ("REDG",) if config.dq_reduce == "atomic" else ("UBLKCP", "UBLKRED")
     kind = "joint" if spec.joint is not None else "none" if spec.score is None else "score"
     return Expectation(
         # beside a softcap's slope values wait on the stack that are needed once in a task, and four once in a tile; of
         # tiles of 128 queries three
-        tensor=24, local_memory={(128, "joint"): 36, (64, "none"): 6}.get((spec.width, kind), 0),
-        instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
+        tensor=24, local_memory={(128, "joint"): 36, (64, "none"): 6, (256, "joint"): 4}.get((spec.width, kind), 0),
+        instructions=("UTMALDG", "USETMAXREG", "STSM", *_out(config.store_from_registers), *dq), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

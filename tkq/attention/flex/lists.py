@@ -12,7 +12,7 @@ from tkq.runtime import function
 from tkq.runtime.call import alloc
 from tkq.runtime.device import arch
 
-BLOCK, HALF = 128, 64  # keys of the backward's task, and of one of its two warpgroups
+BLOCK, HALF = 128, 64  # keys of the most that a backward's task has, and of one of its two warpgroups
 
 
 _kernels: dict = {}  # (device, both) -> the kernel's function
@@ -44,13 +44,13 @@ def widened(blocks: Blocks | None, q) -> Blocks | None:
         *(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in blocks.lists)))
 
 
-def backward_lists(blocks: Blocks, keys: int) -> tuple:
+def backward_lists(blocks: Blocks, keys: int, task: int = BLOCK) -> tuple:
     """(BackwardLists, tasks in a listed block of keys): the mask's own lists where a block of keys is a number of
-    tasks; else lists of tasks, of two halves."""
-    if blocks.size[1] % BLOCK == 0:
+    tasks, of ``task`` keys; else lists of tasks, of two halves."""
+    if blocks.size[1] % task == 0:
         if blocks.queries is not None:
-            return BackwardLists(blocks.queries), blocks.size[1] // BLOCK
-        return BackwardLists(ordered(_states(blocks, keys).mT)), blocks.size[1] // BLOCK
+            return BackwardLists(blocks.queries), blocks.size[1] // task
+        return BackwardLists(ordered(_states(blocks, keys).mT)), blocks.size[1] // task
     states = _states(blocks, keys).repeat_interleave(blocks.size[1] // HALF, 3)[..., :-(-keys // HALF)]
     states = torch.nn.functional.pad(states, (0, states.shape[3] % 2))
     first, second = states[..., ::2], states[..., 1::2]

@@ -20,8 +20,8 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         softmax(score_mod(scale * query @ key.T, b, h, q_idx, kv_idx) where mask_mod(b, h, q_idx, kv_idx)) @ value
 
     Args:
-        query: (B, H, Sq, D), bfloat16 or float16, D a multiple of 8 up to 256, of calls that
-            autograd records 128; any strides: where TMA cannot take them it is copied.
+        query: (B, H, Sq, D), bfloat16 or float16, D a multiple of 8 up to 256; any strides: where TMA cannot take them
+            it is copied.
         key, value: (B, Hk, Sk, D) and (B, Hk, Sk, Dv), as query; Dv need not be D.
         score_mod: takes a score, float32, and its batch, head, query and key, int32, all tensors of no dimension; gives
             the new score. It is traced: pointwise operations of ATen, and elements of captured tensors of any dtype but
@@ -47,7 +47,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
             is no bool; dtypes that differ; a score_mod that is no function, or gives no number, a block_mask that is
             none, or whose mask_mod gives no bool, a return_aux that is no AuxRequest.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ.
-        NotImplementedError: a head_dim that is not supported, or not with gradients; an operation that no kernel has,
+        NotImplementedError: a head_dim that is not supported; an operation that no kernel has,
             by its name; blocks of other sizes; a derivative that there is not, by its operation; gradients of captured
             tensors where ``torch.use_deterministic_algorithms`` is on; max_scores of return_aux.
         RuntimeError: a GPU other than Hopper.

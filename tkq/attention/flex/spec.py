@@ -6,7 +6,7 @@ from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.forward.spec import DTYPES, AttentionSpec
 
 WIDTHS = (64, 128, 192, 256)  # of tiles: TMA fills a narrower head up with zeros
-WITH_GRADIENTS = (64, 128)  # of those
+WITH_GRADIENTS = (64, 128, 256)  # of the tiles of a backward
 BLOCK = 64  # what block sizes of a mask are multiples of
 
 
@@ -55,22 +55,27 @@ class FlexSpec:
         return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
 
 
-def width(head_dim: int, head_dim_v: int, op: str = "flex_attention", when: str = "", most: int = WIDTHS[-1]) -> int:
-    """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v.
+def width(head_dim: int, head_dim_v: int, op: str = "flex_attention", when: str = "", widths: tuple = WIDTHS) -> int:
+    """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v: one of ``widths``.
 
     Raises:
-        NotImplementedError: not multiples of 8 from 8 to ``most``.
+        NotImplementedError: not multiples of 8 from 8 to the widest.
     """
     for name, n in (("head_dim", head_dim), ("head_dim of value", head_dim_v)):
-        if n % 8 or not 8 <= n <= most:
+        if n % 8 or not 8 <= n <= widths[-1]:
             raise NotImplementedError(f"{op}: {name} is {n}, supported {when + ' ' if when else ''}are multiples of 8 "
-                                      f"from 8 to {most}")
-    return next(w for w in WIDTHS if max(head_dim, head_dim_v) <= w)
+                                      f"from 8 to {widths[-1]}")
+    return next(w for w in widths if max(head_dim, head_dim_v) <= w)
 
 
-def backward_width(head_dim: int, head_dim_v: int, op: str = "flex_attention") -> int:
+def backward_width(head_dim: int, head_dim_v: int) -> int:
     """``width``, of a call whose gradients are asked for."""
-    return width(head_dim, head_dim_v, op, "where a gradient is asked for", WITH_GRADIENTS[-1])
+    return width(head_dim, head_dim_v, widths=WITH_GRADIENTS)
+
+
+def task_of(width: int) -> int:
+    """Keys of a task of the backward."""
+    return 128 if width <= 128 else 64
 
 
 @dataclass(frozen=True)

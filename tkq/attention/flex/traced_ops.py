@@ -13,21 +13,18 @@ from tkq.attention.flex.functions import replay
 from tkq.attention.flex.functions.record import Recorded, record
 from tkq.attention.flex.functions.trace import ARGUMENTS, OP
 from tkq.attention.flex.launch import Call
-from tkq.attention.flex.spec import backward_width
 from tkq.runtime.call import check, ops
 
 NOTHING = Recorded("", [], [])
 
 
-def attention(q, k, v, functions, tensors: BlockTensors, scale: float, want_lse: bool, op: str = OP):
-    """(o, lse). functions: score_mod and mask_mod, or None; tensors: of the block mask; op: whose errors they are."""
+def attention(q, k, v, functions, tensors: BlockTensors, scale: float, want_lse: bool):
+    """(o, lse). functions: score_mod and mask_mod, or None; tensors: of the block mask."""
     score, mask = (NOTHING if function is None else record(function, ARGUMENTS[name], q.device)
                    for name, function in zip(("score_mod", "mask_mod"), functions))
     check.refuse_tangent(OP, **{f"captured tensor {i}": x for i, x in enumerate([*score.tensors, *mask.tensors])})
     lists, full, size = tensors
     needs = ops.may_record(q, k, v, *score.tensors)
-    if needs:
-        backward_width(q.shape[3], v.shape[3], op)
     return _op(q, k, v, score.tensors, mask.tensors, lists, score.numbers, mask.numbers, score.text, mask.text,
                full, size, scale, want_lse or needs)
 

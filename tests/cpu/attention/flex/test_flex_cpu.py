@@ -125,17 +125,21 @@ def heads_first(q, k, v):
 
 
 @pytest.mark.parametrize("op, call", [("flex_attention", heads_first), ("flash_attn", rows_first)])
-def test_wide_heads_have_no_gradient(op, call):
-    """Refused before anything is computed, also by torch.compile; without one they are as others."""
+def test_wide_heads(op, call):
+    """As others, with and without gradients, also by torch.compile; wider ones are refused before anything is
+    computed."""
     q, k, v = torch.randn(3, 1, 2, 40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    o, lse = call(q, k, v)
-    gallery.judge((o, lse), (q, k, v), gallery.causal_score, gallery.visible(None, 1, 2, 40, 40, "cpu"))
-    q.requires_grad_()
+    seen = gallery.visible(None, 1, 2, 40, 40, "cpu")
+    gallery.judge(call(q, k, v), (q, k, v), gallery.causal_score, seen)
+    leaves, do = [x.requires_grad_() for x in (q, k, v)], torch.randn(q.shape)
+    wanted = torch.autograd.grad(gallery.dense(*leaves, gallery.causal_score, seen)[0], leaves, do.double())
+    wider = torch.randn(3, 1, 2, 40, 264).bfloat16()
     for run in (call, torch.compile(call, fullgraph=True, backend="eager")):
-        with pytest.raises(Exception, match=f"{op}: head_dim is 256, supported where a gradient is asked for"):
-            run(q, k, v)
-    with torch.no_grad():
-        assert torch.equal(call(q, k, v)[0], o)
+        found = torch.autograd.grad(run(q, k, v)[0], leaves, do.bfloat16())
+        assert all((a.double() - b).norm() < 1e-2 * b.norm() for a, b in zip(found, wanted))
+        for x in (wider, wider.clone().requires_grad_()):
+            with pytest.raises(Exception, match=f"{op}: head_dim is 264, supported .*from 8 to 256"):
+                run(*x)
 
 
 def test_shipped_kernels_are_those_of_functions():

@@ -295,15 +295,17 @@ def test_no_derivative_is_refused():
 
 
 @pytest.mark.parametrize("size", [64, 128, (128, 192), (192, 64)])
-def test_lists_the_other_way_round(size):
+@pytest.mark.parametrize("task", [64, 128])
+def test_lists_the_other_way_round(size, task):
     """As torch has them, and where a block of keys is no number of tasks, by what they say of each 64 keys."""
     S, ids = 1000, torch.arange(1000) // 300
     mask = create_block_mask(gallery.document(ids), None, 2, S, S, "cpu", size)
     rows = size if isinstance(size, int) else size[0]
     lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
-    found, per = backward_lists(Blocks(lists, mask.BLOCK_SIZE), S)
+    found, per = backward_lists(Blocks(lists, mask.BLOCK_SIZE), S, task)
+    assert found.states is None or task == 128
     shape = 1, 2, S, S
-    columns = (mask.BLOCK_SIZE[1] if found.states is None else 128, rows)
+    columns = (per * task, rows)
     def seen(num, indices):
         return listed(num, indices, shape, columns).mT
     partial, full = seen(*found.queries[:2]), seen(*found.queries[2:])

@@ -121,8 +121,10 @@ def test_block_masks_are_judged(name):
 
 
 def test_every_mask_has_a_case_that_its_name_chooses():
-    for section, op in (("forward", "flex_attention"), ("backward", "flex_attention_backward")):
-        jobs = list(bench.BENCH.sections[section](bench.BENCH.shapes[section]))
+    for section, op, shape in (("forward", "flex_attention", bench.SHAPES), *(
+            ("backward", "flex_attention_backward", shapes) for shapes in (bench.SHAPES, bench.WIDE))):
+        assert set(shape) <= set(bench.BENCH.shapes[section])
+        jobs = list(bench.BENCH.sections[section](shape))
         names = [f"{job.question.op} {job.question.shape}" for job in jobs]
         assert [[name for name in names if kind in name] for kind in KINDS] == [[name] for name in names]
         assert all(job.question.op == op and job.peer_names[1:] == (flex.TRITON, flex.FA4) for job in jobs)

@@ -19,9 +19,9 @@ from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.operands import BackwardOperands
 from tkq.attention.common.sequences import DenseBatch, loads
 from tkq.attention.common.tile_order import l2_section_of
-from tkq.attention.flex.backward.dkv import LARGEST, FlexDkv
 from tkq.attention.flex.backward.kernel import FlexBackward
 from tkq.attention.flex.backward.scheduler import FlexScheduler
+from tkq.attention.flex.backward.scores import LARGEST, FlexScores, Place
 from tkq.attention.flex.backward.spec import CaptureSpec
 from tkq.attention.flex.backward.state import FlexGlobals
 from tkq.attention.flex.backward.sums import PITCH, ROWS, Diagonals, Sums
@@ -31,8 +31,7 @@ from tkq.attention.flex.look import chosen
 from tkq.attention.flex.operands import BackwardLists, CaptureOperands, FlexScalars, Functions
 from tkq.attention.flex.state import KeyTiles
 
-WARPGROUPS, WARPS_WITH_KEYS = 3, 8
-REGISTERS = 24, 240  # of the producer, of the others
+REGISTERS = {1: (40, 240), 2: (24, 240)}  # of the producer, of the others: by how many these are
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,14 @@ class CaptureBackward:
     the producer are ``FlexBackward``'s; of the pipes there are q_pipe and do_pipe.
 
       warpgroup 0   the producer, 1 warp
-      1, 2          S' = K Q', dP' = V dO' of 64 keys each, the derivatives' graph, ``Sums``"""
+      1, 2          S' = K Q', dP' = V dO' of 64 keys each, the derivatives' graph, ``Sums``; above 128 columns there is
+                    room for the keys of warpgroup 1 alone"""
 
     def __init__(self, spec: CaptureSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
         self.tiles, self.scheduler = Tiles.of(spec.of.attention, config), FlexScheduler(spec.of, config)
         self.producer = Producer(config, self.tiles, self.scheduler, None)
-        self.functions = FlexDkv(spec.of, config, self.tiles, self.scheduler)
+        self.functions, self.warpgroups = FlexScores(spec.of, config), self.tiles.of_keys  # those with keys
         self.sums = [Sums(spec.derivatives.graph, load) for load in spec.derivatives.loads]
         self.along = any(sums.kind == "diagonal" for sums in self.sums)
 
@@ -93,7 +93,7 @@ class CaptureBackward:
             queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
             score=score, mask=mask, states=states, q_per=spec.q_per, slopes=captures.slopes,
             gradients=captures.gradients)
-        self.kernel(g).launch(grid=[tasks, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
+        self.kernel(g).launch(grid=[tasks, 1, 1], block=[(1 + self.warpgroups) * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
 
     def fake_arguments(self) -> tuple:
@@ -106,15 +106,15 @@ class CaptureBackward:
 
     @cute.kernel
     def kernel(self, g: FlexGlobals):
-        c, tiles, al = self.config, self.tiles, tk.SharedAllocator()
+        c, tiles, al, warps = self.config, self.tiles, tk.SharedAllocator(), 4 * self.warpgroups
         s = Shared(
             k=al.tile(tiles.kv, tiles.of_keys), v=al.tile(tiles.kv, tiles.of_keys), q=al.tile(tiles.q, c.stages),
             do=al.tile(tiles.q, c.stages), ds=None, stats=al.vector(2 * c.tile, c.stages), p=None, dq=None,
             dq_full=None, task=None, tasks=None, kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
-            q_pipe=al.pipe(c.stages, tiles.q.bytes + tiles.stats_bytes, WARPS_WITH_KEYS),
-            do_pipe=al.pipe(c.stages, tiles.q.bytes, WARPS_WITH_KEYS), ds_pipe=None, p_pipe=None)
+            q_pipe=al.pipe(c.stages, tiles.q.bytes + tiles.stats_bytes, warps),
+            do_pipe=al.pipe(c.stages, tiles.q.bytes, warps), ds_pipe=None, p_pipe=None)
 
-        buffers = al.vector(ROWS * PITCH, WARPS_WITH_KEYS) if self.along else None
+        buffers = al.vector(ROWS * PITCH, warps) if self.along else None
 
         def initialise():
             s.q_pipe.init()
@@ -123,8 +123,9 @@ class CaptureBackward:
                 tk.init(s.kv_full[i], 1)
 
         tk.init_block(initialise)
-        tk.assign((tk.Role(lambda _: self.producer.run(g, s), REGISTERS[0], warps=1),
-                   tk.Role(lambda wg: self.run(g, s, wg, buffers), REGISTERS[1], warpgroups=2)))
+        few, many = REGISTERS[self.warpgroups]
+        tk.assign((tk.Role(lambda _: self.producer.run(g, s), few, warps=1),
+                   tk.Role(lambda wg: self.run(g, s, wg, buffers), many, warpgroups=self.warpgroups)))
 
     @cute.jit
     def run(self, g, s, wg, buffers):
@@ -148,7 +149,7 @@ class CaptureBackward:
         self.finish(g, t, c, self.scheduler.query_head(g, t, h))
 
     def finish(self, g, t, c, head):
-        places = self.functions.places(t, c, head, Int32(0))
+        places = self.functions.places(Place(t, c.wg, head, Int32(0)))
         for i, load in enumerate(self.spec.derivatives.loads):
             self.sums[i].end(c.sums[i], g.gradients[load.gradient], g.slopes, lambda r: places(r, 0))
 
@@ -178,17 +179,17 @@ class CaptureBackward:
 
     def on_diagonal(self, t, c, m, d):
         """Inputs of the graphs at the warp's first key, and d queries behind the tile's first."""
-        found = self.functions.places(t, c, *m)(0, 0)
+        found = self.functions.places(Place(t, c.wg, *m))(0, 0)
         key, query = found["kv"][0] - tk.lane_id() // 4, found["q"][0] - tk.first_col()
         return {**found, "kv": (key, 0), "q": (query + d, 0)}
 
     def elements(self, g, s, t, c, m, masked):
         """(r, j, inputs of the graphs, dS), along the diagonals of the tile."""
-        of, (head, tile) = self.spec.of, m
-        places, score = self.functions.places(t, c, head, tile), Emitted(of.score, g.score)
+        of, at = self.spec.of, Place(t, c.wg, *m)
+        places, score = self.functions.places(at), Emitted(of.score, g.score)
         lse, delta = (stats_of(s, c.ring, which, self.config.tile) for which in range(2))
-        seen = self.functions.look(g, t, c, m) if masked else None
-        alive = t.rows_k - (t.block * self.config.block + c.wg * 64)
+        seen = self.functions.look(g, at) if masked else None
+        alive = t.rows_k - self.functions.first_key(t, c.wg)
         there = [tk.first_row() + 8 * r < alive for r in range(2)]
         for r, j, column in along_diagonals(self.config.tile):
             inputs = {**places(r, column), "score": (c.s.rows_view[r, j] * g.scale, (r, column))}

@@ -18,6 +18,7 @@ from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.attention.common.sequences import DenseBatch, loads
 from tkq.attention.common.tile_order import l2_section_of
 from tkq.attention.flex.backward.dkv import FlexDkv
+from tkq.attention.flex.backward.dkv_hdim256 import FlexDkvHdim256
 from tkq.attention.flex.backward.scheduler import FlexScheduler
 from tkq.attention.flex.backward.spec import FlexBackwardSpec
 from tkq.attention.flex.backward.state import FlexGlobals
@@ -32,13 +33,14 @@ class FlexBackward:
     and dS = P * score'(scale * Q K') * (dO V' - rowsum(o * do) + dlse).
 
     Roles, pipes and the kernels before and after are ``BackwardKernel``'s, of whose parts this kernel is made. Two
-    differ: ``FlexScheduler``, by which a task's tiles of queries come from the block lists, and ``FlexDkv``, which
-    evaluates the functions' graphs on transposed scores in registers."""
+    differ: ``FlexScheduler``, by which a task's tiles of queries come from the block lists, and ``FlexDkv``, above 128
+    columns ``FlexDkvHdim256``, which evaluate the functions' graphs on transposed scores in registers."""
 
     def __init__(self, spec: FlexBackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
+        dkv = FlexDkvHdim256 if spec.width > 128 else FlexDkv
         self.base = BackwardKernel(spec.attention, config, FlexScheduler(spec, config),
-                                   lambda _, *parts: FlexDkv(spec, *parts))
+                                   lambda _, *parts: dkv(spec, *parts))
 
     @cute.jit
     def __call__(self, operands: BackwardOperands, gradients: Gradients, workspace: cute.Tensor,

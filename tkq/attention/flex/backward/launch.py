@@ -16,7 +16,7 @@ from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.flex.launch import Call, captured, expanded, result_like, view, viewed
 from tkq.attention.flex.lists import BLOCK, backward_lists
 from tkq.attention.flex.operands import BackwardLists, BlockLists, FlexScalars, Functions
-from tkq.attention.flex.spec import backward_width
+from tkq.attention.flex.spec import backward_width, task_of
 from tkq.runtime import function
 from tkq.runtime.call import dtypes
 from tkq.runtime.call.ops import LaunchCache
@@ -52,7 +52,7 @@ def given_of(call: Call, rows: tuple, asked) -> tuple | None:
     lists, size = (), None
     if blocks is not None:
         lists, size = blocks.queries, blocks.size
-        if lists is None or size[1] % BLOCK:
+        if lists is None or size[1] % task_of(backward_width(q.shape[3], v.shape[3])):
             return None
     of = lambda traced: (None,) if traced is None else (traced.graph, *traced.tensors, *traced.numbers)
     return (*rows, q, k, v, asked, scale, size, *lists, *of(score), *of(mask))
@@ -104,15 +104,15 @@ class Asked(NamedTuple):
     def of(call: Call, rows, dq: bool, joint) -> Asked:
         """joint: a ``ScoreAndSlope``, or None."""
         q, lists, size, per = call.q, None, (BLOCK, BLOCK), 1
+        width = backward_width(q.shape[3], call.v.shape[3])
         if call.blocks is not None:
             size = call.blocks.size
-            lists, per = backward_lists(call.blocks, call.k.shape[2])
+            lists, per = backward_lists(call.blocks, call.k.shape[2], task_of(width))
         graph = lambda traced: None if traced is None else traced.graph
         make = functools.partial(
-            FlexBackwardSpec, dtypes.name_of(q.dtype), backward_width(q.shape[3], call.v.shape[3]), dq,
-            rows[3] is not None, *((graph(call.score), None) if joint is None else (None, joint.joint)),
-            graph(call.mask), lists is not None, lists is not None and lists.queries.full_num is not None,
-            lists is not None and lists.states is not None)
+            FlexBackwardSpec, dtypes.name_of(q.dtype), width, dq, rows[3] is not None,
+            *((graph(call.score), None) if joint is None else (None, joint.joint)), graph(call.mask), lists is not None,
+            lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
         if lists is not None:
             states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
             lists = BackwardLists(expanded(lists.queries, q), states)

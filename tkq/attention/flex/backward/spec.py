@@ -12,8 +12,8 @@ from tkq.attention.flex.functions.graph import Graph
 class FlexBackwardSpec:
     """dtype, width, dq, dlse: as of ``BackwardSpec``. score, mask: graphs, None where there is none. joint: of a score
     function whose derivative is not 1, in the place of ``score``. blocks, full: as of ``FlexSpec``, of
-    lists of query blocks. states: blocks of 64 keys, of which a task has two, and what each of them is stands in a
-    table. q_per: tiles of queries in a listed block; kv_per: tasks in one."""
+    lists of query blocks. states: blocks of 64 keys, of which a task of 128 has two, and what each of them is stands in
+    a table. q_per: tiles of queries in a listed block; kv_per: tasks in one."""
 
     dtype: str = "bf16"
     width: int = 128
