@@ -63,6 +63,7 @@ class BoundedState:
             if leader:
                 tk.store_wait()  # outputs of the chunk before
             tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+            tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at the next use of c.s
             for block in cutlass.range_constexpr(BLOCKS):
                 self.add(c, s, block, (ring.stage, wg))
             mul_columns(c.s, self.step(s, BLOCKS, ring.stage))

@@ -21,7 +21,7 @@ from tkq.runtime.compile.cache import Cache
 from tkq.version import __version__
 from tkq.warmup import precompile, wheel
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
+CHECKOUT = pathlib.Path(__file__).resolve().parents[4]
 KERNEL = types.SimpleNamespace(name="scale", recipe=Recipe("tests.helpers.process.kernels_for_tests:build_scale",
                                                            (Scale(factor=2.0),)))
 

@@ -13,7 +13,7 @@ from tests.helpers.process import kernel_cache
 from tkq.runtime import cache, configure
 from tkq.runtime.compile import build
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
+CHECKOUT = pathlib.Path(__file__).resolve().parents[4]
 NOTE = {"symbol": "tkq_x"}
 
 
@@ -109,7 +109,7 @@ def test_the_option_of_pytest_unpacks_before_the_tests_and_packs_behind_them(mac
 
     machine("two")
     fill("b.so")
-    out = run("tests/cpu/runtime/test_kernel_cache.py::test_the_command")
+    out = run("tests/cpu/runtime/cache/test_kernel_cache.py::test_the_command")
     assert "file: 1 kernels unpacked\n" in out and "file: 2 kernels packed\n" in out
     assert {path.name for path in cache().entries()} == {"a.so", "b.so"}
     machine("three")

@@ -15,7 +15,7 @@ from tkq.runtime.call import dispatch
 from tkq.runtime.compile import build, bundle, bundling, digests, keys, link
 from tkq.runtime.compile.cache import Cache, packed, unpacked
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
+CHECKOUT = pathlib.Path(__file__).resolve().parents[4]
 BUILDER = "tests.helpers.process.kernels_for_tests:build_scale"
 RECIPES = [Recipe(BUILDER, (Scale(factor=factor),)) for factor in (2.0, 3.0)]
 WITHOUT_DSL = "import tests.helpers.process.without_dsl"
