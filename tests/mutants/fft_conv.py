@@ -215,24 +215,29 @@ MUTANTS = (
         "fft_whole", "tkq/convolution/fft/whole/digits.py",
         ("whole_frequencies_between_products", "c, s = root((4 * k1 - 1) * DIGITS * n, 4 * POINTS)",
          "c, s = root(4 * k1 * DIGITS * n, 4 * POINTS)", WHOLE),
-        ("first_half_twice", "c, s = root((4 * (half * HALF + down % HALF) - 1) * (k % DIGITS), 4 * DIGITS)",
-         "c, s = root((4 * (down % HALF) - 1) * (k % DIGITS), 4 * DIGITS)", WHOLE),
         ("digits_that_are_not_moved_on", "c, s = root((4 * ((across - turn) & (DIGITS - 1)) - 1) * down, 4 * DIGITS)",
          "c, s = root((4 * across - 1) * down, 4 * DIGITS)", WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/tokens.py",
         ("first_warp_alone_says_how_large", "for i in range(1, cute.size(of_warps)):", "for i in range(1, 1):",
          WHOLE_IMPULSES),
-        ("tokens_behind_the_end", "return _load16(address + 2 * more, (place.batch < B) & (token + more < L))",
-         "return _load16(address + 2 * more, place.batch < B)", WHOLE_ENDS),
+        ("tokens_behind_the_end", "return load16(address + 2 * more, (place.batch < B) & (token + more < L))",
+         "return load16(address + 2 * more, place.batch < B)", WHOLE_ENDS),
         ("nan_of_a_sequence_forgotten",
          "return cutlass.select_(most[0, 0] < INFINITE, up, Float32.inf - Float32.inf) * scale", "return up * scale",
          WHOLE_NAN)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/kernel.py",
-        ("next_sequence_is_this_one", "self.sequence(g, s, asked, columns, (self.place(g, item), "
-         "self.place(g, item + step)))", "self.sequence(g, s, asked, columns, (self.place(g, item), "
-         "self.place(g, item)))", WHOLE_IN_TURN)),
+        ("next_sequence_is_this_one", "places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)",
+         "places = self.forth.place(g.u, item), self.forth.place(g.u, item)", WHOLE_IN_TURN)),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/spectra.py",
+        ("next_spectrum_is_this_one", "places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)",
+         "places = self.forth.place(g.u, item), self.forth.place(g.u, item)", WHOLE_IN_TURN)),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/kept.py",
+        ("spectra_of_the_first_sequence", "(place.head, place.batch, t, u, tk.thread_in_warpgroup(), 0)",
+         "(place.head, place.batch * 0, t, u, tk.thread_in_warpgroup(), 0)", WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/filters.py",
         ("filter_not_mirrored", "sign = -1.0 if self.mirrored else 1.0", "sign = 1.0", WHOLE),
@@ -240,7 +245,11 @@ MUTANTS = (
          WHOLE_TAP)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/gradient.py",
-        ("products_stay_divided", "by = power_of_two(of_v + of_w - 2 * (BIAS + ABOVE) + SCALE)",
-         "by = power_of_two(of_v - of_v + SCALE)", WHOLE),
-        ("sums_of_the_head_before", "s.sums[None, me, run, MINE * wg + i].fill(0.0)", "pass", WHOLE_IN_TURN)),
+        ("products_stay_divided", "by = power_of_two(exponent + SCALE)", "by = power_of_two(SCALE + 0 * exponent)",
+         WHOLE),
+        ("last_sequences_again", "there, nearest, found = batch < g.v.shape[1],", "there, nearest, found = batch >= 0,",
+         WHOLE),
+        ("nan_of_a_sequence_left_out",
+         "return cutlass.select_(cutlass.max(of_v, of_w) < NOT_FINITE, by, Float32.inf - Float32.inf)", "return by",
+         (f"{TESTS}test_nan_in_a_filter_and_its_gradient[32768]",))),
 )

@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.helpers.fft_conv import NOTHING, SUMS, ULPS, WHOLE, check, filters_close, make, sequences_close
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.convolution.fft.whole import launch as whole_launch
 from tkq.reference import long_convolution as reference
 
 
@@ -187,6 +188,17 @@ def test_tiles_and_heads_in_turn(B, L, causal):
     for h in range(140):  # each begins at another place of a block's tiles
         assert torch.equal(y[:, h:h + 1], tkq.fft_conv(u[:, h:h + 1].detach(), k[h:h + 1].detach(), None, causal)), h
     assert y.isfinite().all()
+
+
+def test_gradients_of_whole_sequences_some_heads_at_a_time(monkeypatch):
+    """As many as a workspace has room for the spectra of; and of the filter alone."""
+    given = make(3, 5, 20000, 20000)
+    leaves, dy = (given["u"], given["k"]), given["u"].detach().flip(0)
+    run = lambda of: torch.autograd.grad(tkq.fft_conv(*leaves), of, dy)
+    du, dk = run(leaves)
+    monkeypatch.setattr(whole_launch, "WORKSPACE", 2 * 3 * 2 * whole_launch.SPECTRUM)  # two heads
+    du2, dk2 = run(leaves)
+    assert torch.equal(du, du2) and torch.equal(dk, dk2) and torch.equal(dk, run(leaves[1:])[0])
 
 
 def test_several_passes_with_gates():

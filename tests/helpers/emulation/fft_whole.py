@@ -250,105 +250,82 @@ def filled():
     return f
 
 
-def convolved(u, spectrum, spec):
-    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `spectra`,
-    not multiplied by what that was divided by."""
-    of, kernel, f, tiles = tokens.WholeTokens(spec, None), steps.Steps(), filled(), Tiles(digits.TILES)
-    CURRENT.tiles = tiles
-    groups = range(4)
+class Block:
+    """Of four warpgroups, with factors and the tiles of a sequence."""
 
-    def each(step):
+    def __init__(self, spec):
+        self.of, self.kernel, self.f = tokens.WholeTokens(spec, None), steps.Steps(), filled()
+        self.tiles = CURRENT.tiles = Tiles(digits.TILES)
+
+    def each(self, step):
+        """What that gives of each tile, in their order."""
         found = []
-        for CURRENT.warpgroup in groups:
-            found.append([step(i) for i in range(steps.MINE)])
+        for CURRENT.warpgroup in range(4):
+            found += [step(i) for i in range(steps.MINE)]
         return found
 
-    def scatter(step, held):
-        tiles.memory[:] = numpy.nan
-        for CURRENT.warpgroup in groups:
-            for i in range(steps.MINE):
-                step(tiles, held[CURRENT.warpgroup][i], i)
-        assert numpy.isfinite(tiles.memory).all()
+    def scatter(self, step, held):
+        self.tiles.memory[:] = numpy.nan
+        self.each(lambda i: step(self.tiles, held[steps.MINE * CURRENT.warpgroup + i], i))
+        assert numpy.isfinite(self.tiles.memory).all()
 
-    for CURRENT.warpgroup in groups:
-        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
-        of.ask.__wrapped__(of, asked, u, None, Place(0, 0, 0))
-        for i, x in enumerate(asked):
-            TK.store(tiles[tokens.MINE * CURRENT.warpgroup + i], x.u)
-    scatter(kernel.scatter_frequencies, each(lambda i: kernel.forth(tiles, f, i)))
+    def forth(self, x):
+        """A sequence that needs no scale, transformed over n1."""
+        for CURRENT.warpgroup in range(4):
+            asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
+            self.of.ask.__wrapped__(self.of, asked, x, None, Place(0, 0, 0))
+            for i, of in enumerate(asked):
+                TK.store(self.tiles[tokens.MINE * CURRENT.warpgroup + i], of.u)
+        self.scatter(self.kernel.scatter_frequencies, self.each(lambda i: self.kernel.forth(self.tiles, self.f, i)))
+
+
+def convolved(u, spectrum, spec):
+    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `spectra`,
+    not multiplied by what that was divided by; and the sequence's own spectrum, tile by tile its words."""
+    block, kept = Block(spec), []
+    kernel, f, tiles = block.kernel, block.f, block.tiles
+    block.forth(u)
 
     def middle(i):
         t, filters = steps.MINE * CURRENT.warpgroup + i, Words((4, 4))
         filters.held[:] = spectrum[t].transpose(0, 2, 1).reshape(16, 2, 128)
-        kernel.middle.__wrapped__(kernel, tiles[t], f, filters, digits.of_columns(), 0)
+        kernel.middle.__wrapped__(kernel, tiles[t], f, (filters, digits.of_columns()), 0, kept.append)
 
-    each(middle)
-    scatter(kernel.scatter_tokens, each(lambda i: kernel.back(tiles, f, i)))
+    block.each(middle)
+    block.scatter(kernel.scatter_tokens, block.each(lambda i: kernel.back(tiles, f, i)))
     y = Outputs(len(u))
 
     def last(i):
         acc = RegTile(64)
         kernel.last(acc, tiles, f, i)
-        of.store.__wrapped__(of, y, None, acc, 1 / OUTER, Place(0, 0, 0), steps.MINE * CURRENT.warpgroup + i)
+        block.of.store.__wrapped__(block.of, y, None, acc, 1 / OUTER, Place(0, 0, 0), steps.MINE * CURRENT.warpgroup + i)
 
-    each(last)
-    return y.values
-
-
-class Runs:
-    """Of a tile's sums, [None, run]: a thread's four numbers, each of them twice."""
-
-    def __init__(self):
-        self.runs = [Words((4,)) for _ in range(gradient.RUNS)]
-        for run in self.runs:
-            run.held[:] = 0
-
-    def __getitem__(self, at):
-        return self.runs[at[1]]
+    block.each(last)
+    return y.values, kept
 
 
-def product_sums(pairs, spec):
-    """(16, 8, 128, 4): the sum of conj(V) W of pairs (v, w) that need no scale, divided by 2^16."""
-    kernel, found = gradient.WholeFilterGradient(spec, None), numpy.empty((16, gradient.RUNS, 128, 4))
-    each = [(wg, i) for wg in range(4) for i in range(gradient.MINE)]
-    for part in range(2):
-        f = digits.Factors(Tiles(1)[0], None, Tiles(1)[0], Tiles(1)[0], Table(4, 32, 16), Table(16, 4, 16))
-        digits.fill_half.__wrapped__(f, part, 0, 1)
-        sums = [Runs() for _ in each]
-        for v, w in pairs:
-            for to, of_v, of_w in zip(sums, half_spectrum(kernel, f, v), half_spectrum(kernel, f, w), strict=True):
-                kernel.add(to, NAMES["narrow_words"](of_v), of_w, 1.0)
-        for (wg, i), of in zip(each, sums, strict=True):
-            for run in range(gradient.RUNS):
-                found[gradient.TILES * part + gradient.MINE * wg + i, run] = of.runs[run].held[:, 0].T
-    return found
-
-
-def half_spectrum(kernel, f, x):
-    """Accumulators of all warpgroups, one tile after the other."""
-    tiles = CURRENT.tiles = Tiles(gradient.TILES)
-    for CURRENT.warpgroup in range(4):
-        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
-        kernel.tokens.ask.__wrapped__(kernel.tokens, asked, x, None, Place(0, 0, 0))
-        for i, of in enumerate(asked):
-            TK.store(tiles[gradient.MINE * CURRENT.warpgroup + i], of.u)
-    held = by_warpgroups(lambda i: kernel.over_n1(tiles, f, i))
-    tiles.memory[:] = numpy.nan
-    by_warpgroups(lambda i: kernel.scatter(tiles, held[gradient.MINE * CURRENT.warpgroup + i], i))
-    assert numpy.isfinite(tiles.memory).all()
+def own_spectrum(x, spec):
+    """The words of a sequence's spectrum, tile by tile, as `WholeSpectra` leaves them."""
+    block = Block(spec)
+    block.forth(x)
 
     def spectrum(i):
         acc = RegTile(64)
-        kernel.steps.spectrum(acc, RegTile(64), tiles[gradient.MINE * CURRENT.warpgroup + i], f, digits.of_columns())
-        return acc
+        block.kernel.spectrum(acc, RegTile(64), block.tiles[steps.MINE * CURRENT.warpgroup + i], block.f,
+                              digits.of_columns())
+        return NAMES["narrow_words"](acc)
 
-    return by_warpgroups(spectrum)
+    return block.each(spectrum)
 
 
-def by_warpgroups(step):
-    found = []
-    for CURRENT.warpgroup in range(4):
-        found += [step(i) for i in range(gradient.MINE)]
+def product_sums(pairs, spec):
+    """(16, 8, 128, 4): the sum of conj(V) W of pairs of spectra's words, divided by 2^16."""
+    kernel, found = gradient.WholeFilterGradient(spec), numpy.empty((16, 8, 128, 4))
+    for t, u in numpy.ndindex(16, 4):
+        sums = numpy.zeros((4, 2, 128))
+        for pair in pairs:
+            kernel.add(sums, *(steps.of_thread(x[t], u) for x in pair), 1.0)
+        found[t, 2 * u:2 * u + 2] = sums.transpose(1, 2, 0)
     return found
 
 

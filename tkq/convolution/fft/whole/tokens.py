@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS
 from tkq.convolution.fft.tables import INFINITE, power
-from tkq.convolution.fft.tokens import EACH, Asked, Tokens, _load16, store16
+from tkq.convolution.fft.tokens import EACH, Asked, Tokens, load16, store16
 from tkq.convolution.fft.whole.digits import DIGITS, POINTS, digit_of
 from tkq.tile import vectors
 from tkq.tile.assembly import ptx
@@ -77,7 +77,7 @@ class WholeTokens:
         """Four words of neighbours. at: (address, token, how many tokens further)"""
         (address, token, more), (B, _, L) = at, x.shape
         if const_expr(self.spec.vector > 1):
-            return _load16(address + 2 * more, (place.batch < B) & (token + more < L))
+            return load16(address + 2 * more, (place.batch < B) & (token + more < L))
         held = cute.make_rmem_tensor((EACH,), self.dtype)
         held.fill(0.0)
         for e in cutlass.range_constexpr(EACH):
