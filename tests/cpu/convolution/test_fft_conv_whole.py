@@ -22,7 +22,7 @@ def test_a_sequence(L, mirrored, monkeypatch):
     assert spec.whole and plan(spec, 3).warpgroups == 4
     taps = torch.nn.functional.pad(k[0].double(), (0, 32768 - L))
     with monkeypatch.context() as patched:
-        spectrum = fft_whole.spectra(taps.numpy(), 1 / 128, mirrored, patched)
+        spectrum = fft_whole.spectra(taps.numpy(), 127 + 7, mirrored, patched)
     moved = torch.polar(torch.ones(32768).double(), torch.arange(32768).double() * (torch.pi / 65536))
     want, found = torch.fft.fft(taps * moved) / 128, in_order(torch.from_numpy(spectrum)[None])[0]
     assert (found - (want.conj() if mirrored else want)).norm() < 5e-4 * want.norm()

@@ -205,21 +205,29 @@ def store16(address, *rest):
         y.values[token[there] + e] = x[there]
 
 
-def spectra(taps, down, mirrored, monkeypatch):
-    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps times down."""
+def spectra(taps, exponent, mirrored, monkeypatch):
+    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps divided by 2^(exponent - 127)."""
+
+    def put_words(z, i, four):
+        z[:, i] = half(numpy.stack(four))
+
     for name, value in dict(
-            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x), root=NAMES["root"],
-            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float16=half,
-            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)),
-            vectors=SimpleNamespace(packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
+            get=lambda z, i: z[:2, i], put=lambda z, i, x: z.__setitem__((slice(2), i), x), root=NAMES["root"],
+            put_words=put_words, get_words=lambda z, i: (z[:2, i], z[2:, i]), power_of=lambda e: 2.0**e,
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range, min=min), Int32=None,
+            cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: [None] * 4, recast_tensor=lambda x, to: x,
+                                 autovec_copy=lambda words, to: to[0].__setitem__(to[1], numpy.concatenate(words))),
+            vectors=SimpleNamespace(run_at=lambda to, at, n: (to, (
                 *at[1:4], at[4] + numpy.arange(n)[:, None])))).items():
         monkeypatch.setattr(filters, name, value)
     kernel, found = filters.FilterSpectra(mirrored), numpy.full((16, 4, 128, 8), numpy.nan)
-    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
-    for group in range(filters.GROUPS):
-        kernel.over_n1.__wrapped__(kernel, z, taps, group, me, down)
+    kernel.tap = lambda of, n: taps[n]
+    z, me = numpy.full((4, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for part in range(filters.PASSES):
+        kernel.over_n1.__wrapped__(kernel, z, None, part, me, exponent)
         kernel.over_a.__wrapped__(kernel, z, me)
-        kernel.over_b.__wrapped__(kernel, SimpleNamespace(spectra=found), z, 0, group, me)
+        kernel.over_b.__wrapped__(kernel, z, me)
+        kernel.leave.__wrapped__(kernel, SimpleNamespace(spectra=found), z, (0, part), me)
     return found
 
 
@@ -227,18 +235,24 @@ def taps_of(sums, monkeypatch):
     """(32768,), by the kernel of gradients, of sums (16, 8, 128, 4)."""
     for name, value in dict(
             get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x),
-            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=None,
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=float,
             cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: numpy.empty((*shape, filters.THREADS)),
                                  autovec_copy=lambda x, four: four.__setitem__(slice(None), x)),
             vectors=SimpleNamespace(run_at=lambda of, at, n: of[(*at[1:4], at[4] + numpy.arange(n)[:, None])])).items():
         monkeypatch.setattr(taps, name, value)
     monkeypatch.setattr(filters, "root", NAMES["root"])
     kernel, found = taps.FilterTaps(), numpy.zeros(digits.POINTS)
-    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
-    for group in range(filters.GROUPS):
-        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, 0, group, me)
+
+    def add(of, column, total):
+        for n1, x in enumerate(total):
+            found[filters.COLUMNS * n1 + column] += x
+
+    kernel.add = add
+    z, me = numpy.full((2, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for part in range(filters.PASSES):
+        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, (0, part), me)
         kernel.over_ka.__wrapped__(kernel, z, me)
-        kernel.over_k1.__wrapped__(kernel, z, found, group, me)
+        kernel.over_k1.__wrapped__(kernel, z, (None, 0, part), me)
     return found / digits.POINTS
 
 
@@ -298,7 +312,8 @@ def convolved(u, spectrum, spec):
     def last(i):
         acc = RegTile(64)
         kernel.last(acc, tiles, f, i)
-        block.of.store.__wrapped__(block.of, y, None, acc, 1 / OUTER, Place(0, 0, 0), steps.MINE * CURRENT.warpgroup + i)
+        chunk = steps.MINE * CURRENT.warpgroup + i
+        block.of.store.__wrapped__(block.of, y, None, acc, (2.0**-OUTER, 0), Place(0, 0, 0), chunk)
 
     block.each(last)
     return y.values, kept

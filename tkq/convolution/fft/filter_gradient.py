@@ -11,7 +11,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, ROWS
-from tkq.convolution.fft.tables import EXPONENT, Tables, power_of, power_of_two
+from tkq.convolution.fft.tables import BIAS, EXPONENT, Tables, power_of, power_of_two
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.runtime.compile import fake
@@ -19,7 +19,6 @@ from tkq.tile import woven
 
 BLOCK = ROWS * COLS  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
-BIAS = 127
 ABOVE = 8  # inputs are brought below 2^9: spectra stay below 65504, also of pairs
 
 

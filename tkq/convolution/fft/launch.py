@@ -47,7 +47,8 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     if spec.whole:
-        launcher(u, recipe(spec, config))(u, (*of_whole.spectra(filter_of(g), conjugate), pre, post, y), min(SMS, B * H))
+        spectra = of_whole.spectra(filter_of(g), conjugate)
+        launcher(u, recipe(spec, config))(u, (*spectra, pre, post, y), min(SMS, B * H))
         return y
     if spec.in_registers:
         blocks = min(SMS, H * tiles_of(spec, B))

@@ -1,5 +1,5 @@
 """Whole sequences from memory to the digits of their first transform, which is how all of their kernels begin."""
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -54,8 +54,8 @@ class Forth:
 
     @cute.jit
     def enter(self, s: Shared, asked, operands, following: Place):
-        """What was asked for, transformed over n1, in tiles of two k1 each; its largest magnitude. operands: (sequences,
-        their gate), of which the following one comes into L2."""
+        """What was asked for, transformed over n1, in tiles of two k1 each; its largest magnitude. operands: (u,
+        its gate), of which the following one comes into L2."""
         f, wg, mine = s.factors, tk.warpgroup_id(), range(MINE)
         for x in operands:
             if const_expr(x is not None):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.convolution.fft.operands import Operands
-from tkq.convolution.fft.tables import power_of_two
+from tkq.convolution.fft.tables import BIAS, power_of_two
 from tkq.convolution.fft.tokens import load16
 from tkq.convolution.fft.whole.digits import SCALES, TILES
 from tkq.convolution.fft.whole.kept import fake_kept
@@ -21,7 +21,7 @@ from tkq.tile.halves import numbers
 THREADS = 256
 RUNS = TILES * 4 * tk.WARPGROUP  # of 8 numbers, that a sequence's spectrum has: each of a thread
 TOGETHER = 4  # sequences whose numbers are under way at once
-BIAS, NOT_FINITE = 127, 255
+NOT_FINITE = 255
 SCALE = -2 * sum(round(math.log2(x)) for x in SCALES)  # the power of 2 that both spectra lack, by the scales of factors
 
 

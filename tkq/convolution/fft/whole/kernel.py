@@ -1,16 +1,18 @@
 """y = post * (the causal convolution of pre * u with a filter per head), of up to 32768 tokens in bf16, of which a
 thread block has all in shared memory: u is read once, y written once."""
+import math
 from functools import partial
 from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.operands import Operands
 from tkq.convolution.fft.spec import COLS
+from tkq.convolution.fft.tables import BIAS
 from tkq.convolution.fft.whole import digits
 from tkq.convolution.fft.whole.digits import POINTS, SCALES, TILES
 from tkq.convolution.fft.whole.forth import Forth, Shared
@@ -19,16 +21,16 @@ from tkq.convolution.fft.whole.steps import MINE, Steps
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
-OUTER = POINTS * (SCALES[0] * SCALES[1] * SCALES[2]) ** 2
+OUTER = round(math.log2(POINTS * math.prod(SCALES) ** 2))  # the power of 2 that results have too many
 
 
 class Given(NamedTuple):
-    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and what it was divided by (H,)
-    fp32, as `launch.spectra` makes them, gates and y as u; what is `Kept` of a spec that keeps spectra."""
+    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and the exponent of what it
+    was divided by (H,) int32, as `launch.spectra` makes them, gates and y as u; what is `Kept` of a spec that keeps spectra."""
 
     u: cute.Tensor
     spectrum: cute.Tensor
-    divided: cute.Tensor
+    of_filter: cute.Tensor
     pre: Optional[cute.Tensor]
     post: Optional[cute.Tensor]
     y: cute.Tensor
@@ -63,7 +65,7 @@ class WholeSequence:
         operands = Operands(self.spec)
         spectrum = fake.tensor("fp16", (operands.H, TILES, 4, tk.WARPGROUP, 8))
         kept = fake_kept(operands) if self.spec.keeps else (None, None)
-        return operands.one(), (spectrum, fake.tensor("fp32", (operands.H,)), *operands.gates(), operands.one(),
+        return operands.one(), (spectrum, fake.tensor("int32", (operands.H,), align=4), *operands.gates(), operands.one(),
                                 *kept), Int32(0)
 
     @cute.jit
@@ -109,9 +111,9 @@ class WholeSequence:
             self.steps.scatter_tokens(s.tiles, held[i], i)
         self.forth.publish()
         self.tokens.ask(asked, g.u, g.pre, following)
-        factor = self.tokens.factor(most, g.divided[place.head] * Float32(1.0 / OUTER))
+        scale = self.tokens.scale(most, g.of_filter[place.head] - BIAS - OUTER)
         for i in cutlass.range(MINE, unroll=1):
             acc = tk.rt(COLS)
             self.steps.last(acc, s.tiles, f, i)
             tk.mma_wait()
-            self.tokens.store(g.y, g.post, acc, factor, place, MINE * wg + i)
+            self.tokens.store(g.y, g.post, acc, scale, place, MINE * wg + i)

@@ -20,7 +20,8 @@ TAPS = Recipe("tkq.convolution.fft.whole.taps:FilterTaps", ())
 
 def recipe(spec: FftSpec, config: FftConfig = CONFIG) -> Recipe:
     """Of the convolution, which finds in the filter's spectrum whether that is mirrored."""
-    return Recipe("tkq.convolution.fft.whole.kernel:WholeSequence", (dataclasses.replace(spec, conjugate=False), config))
+    spec = dataclasses.replace(spec, conjugate=False)
+    return Recipe("tkq.convolution.fft.whole.kernel:WholeSequence", (spec, config))
 
 
 def filter_recipe(mirrored: bool) -> Recipe:
@@ -28,14 +29,14 @@ def filter_recipe(mirrored: bool) -> Recipe:
 
 
 def spectra(taps: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
-    """(spectra (H, 16, 4, 128, 8) fp16, what they are divided by (H,) fp32): for each tile of two k1 and each block of
-    8 kb what a thread has of them, its digit ka throughout: of its two k1 the real and the imaginary parts of two
-    neighbours kb. taps: (H, up to 32768) float32. mirrored: of the filter's mirror image."""
+    """(spectra (H, 16, 4, 128, 8) fp16, exponents of what they are divided by (H,) int32, of 1 127): for each tile of
+    two k1 and each block of 8 kb what a thread has of them, its digit ka throughout: of its two k1 the real and the
+    imaginary parts of two neighbours kb. taps: (H, up to 32768) float32. mirrored: of the filter's mirror image."""
     taps = taps if taps.stride(1) == 1 else taps.contiguous()
     found = torch.empty(len(taps), 16, 4, 128, 8, dtype=torch.float16, device=taps.device)
-    divided = torch.empty(len(taps), dtype=torch.float32, device=taps.device)
-    launcher(taps, filter_recipe(mirrored))(taps, (found, divided), min(SMS, len(taps)))
-    return found, divided
+    exponents = torch.empty(len(taps), dtype=torch.int32, device=taps.device)
+    launcher(taps, filter_recipe(mirrored))(taps, (found, exponents), min(SMS, len(taps)))
+    return found, exponents
 
 
 def kept_recipe(spec: FftSpec) -> Recipe:
