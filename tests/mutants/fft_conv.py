@@ -18,6 +18,7 @@ WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TE
     "test_whole_sequences[32768-32768]", "test_nan_behind_the_ends_of_whole_sequences",
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
     "test_hard_signals[impulses-32768]", "test_nan_and_infinities_stay_in_their_sequence[20000-True-half]"))
+BEYOND = (f"{TESTS}test_whole_filters_whose_spectra_no_float32_has",)
 TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
 MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[split] --slow",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
@@ -224,8 +225,10 @@ MUTANTS = (
         ("tokens_behind_the_end", "return load16(address + 2 * more, (place.batch < B) & (token + more < L))",
          "return load16(address + 2 * more, place.batch < B)", WHOLE_ENDS),
         ("nan_of_a_sequence_forgotten",
-         "return cutlass.select_(most[0, 0] < INFINITE, up, Float32.inf - Float32.inf) * scale", "return up * scale",
-         WHOLE_NAN)),
+         "factor = cutlass.select_(most[0, 0] < INFINITE, power_of_two(exponent), Float32.inf - Float32.inf)",
+         "factor = power_of_two(exponent)", WHOLE_NAN),
+        ("factors_up_to_an_fp32s_alone", "return factor, cutlass.max(exponent - BIAS, 0)",
+         "return factor, cutlass.max(exponent - exponent, 0)", BEYOND)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/kernel.py",
         ("next_sequence_is_this_one", "places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)",
@@ -241,8 +244,16 @@ MUTANTS = (
     *family(
         "fft_whole", "tkq/convolution/fft/whole/filters.py",
         ("filter_not_mirrored", "sign = -1.0 if self.mirrored else 1.0", "sign = 1.0", WHOLE),
-        ("first_warp_alone_says_how_large_a_filter_is", "return [to[w] for w in range(WARPS)]", "return [to[0]]",
-         WHOLE_TAP)),
+        ("first_warp_alone_says_how_large_a_filter_is", "(sum(of_warps[w, 1 + i] for w in range(1, WARPS))",
+         "(sum(of_warps[w, 1 + i] for w in range(1, 1))", WHOLE_TAP),
+        ("exponents_of_an_fp32_alone", "return cutlass.max((found >> 1) + up + BIAS, LEAST)",
+         "return cutlass.min(cutlass.max((found >> 1) + up + BIAS, LEAST), MOST)", BEYOND),
+        ("taps_of_one_size", "total = cutlass.select_(is_small, small, cutlass.select_(is_large, large, mid))",
+         "total = mid", (f"{TESTS}test_filters_of_any_size[32768]",))),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/taps.py",
+        ("second_half_of_the_frequencies_alone", "before[n1] = vectors.run_at(g.taps, (head, token), 1)[0]",
+         "before[n1] = Float32(0.0)", WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/gradient.py",
         ("products_stay_divided", "by = power_of_two(exponent + SCALE)", "by = power_of_two(SCALE + 0 * exponent)",

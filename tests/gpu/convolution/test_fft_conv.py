@@ -271,6 +271,17 @@ def test_filters_of_any_size(L):
         assert not tkq.fft_conv(given["u"], given["k"]).any()
 
 
+def test_whole_filters_whose_spectra_no_float32_has():
+    """Results that are finite: of a filter of 2e35 throughout, and of one tap of 3e38."""
+    u = 2 * torch.rand(2, 2, 32768, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16() - 1
+    u[1] = 0.01
+    k = torch.full((2, 32768), 2e35, device="cuda")
+    k[1] = 0
+    k[1, 5] = 3e38
+    y, truth = tkq.fft_conv(u, k).double(), reference.fft_conv(u.double(), k.double())
+    assert ((y - truth).norm(dim=-1) <= SUMS * truth.norm(dim=-1)).all()
+
+
 def test_filters_of_one_frequency():
     """The spectrum's largest number is one that a single thread has; all are divided by that."""
     given, t = make(5, 2, 4096, 4096), torch.arange(4096, device="cuda")

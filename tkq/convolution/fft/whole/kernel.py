@@ -64,9 +64,9 @@ class WholeSequence:
     def fake_arguments(self):
         operands = Operands(self.spec)
         spectrum = fake.tensor("fp16", (operands.H, TILES, 4, tk.WARPGROUP, 8))
-        kept = fake_kept(operands) if self.spec.keeps else (None, None)
-        return operands.one(), (spectrum, fake.tensor("int32", (operands.H,), align=4), *operands.gates(), operands.one(),
-                                *kept), Int32(0)
+        kept = fake_kept(operands) if self.spec.keeps else ()
+        of_filter = spectrum, fake.tensor("int32", (operands.H,), align=4)
+        return operands.one(), (*of_filter, *operands.gates(), operands.one(), *kept), Int32(0)
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
