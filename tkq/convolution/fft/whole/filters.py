@@ -181,8 +181,10 @@ class FilterSpectra:
         most = of_warps[0, 0].bitcast(Int32)
         for w in range(1, WARPS):
             most = cutlass.max(most, of_warps[w, 0].bitcast(Int32))
-        small, mid, large = (sum(of_warps[w, 1 + i] for w in range(1, WARPS)) + of_warps[0, 1 + i]
-                             for i in range(len(SIZES)))
+        totals = [of_warps[0, 1 + i] for i in range(len(SIZES))]
+        for w in range(1, WARPS):
+            totals = [total + of_warps[w, 1 + i] for i, total in enumerate(totals)]
+        small, mid, large = totals
         exponent = most >> EXPONENT
         is_small, is_large = exponent < SMALL, exponent > LARGE
         total = cutlass.select_(is_small, small, cutlass.select_(is_large, large, mid))
