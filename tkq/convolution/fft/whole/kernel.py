@@ -25,8 +25,9 @@ OUTER = round(math.log2(POINTS * math.prod(SCALES) ** 2))  # the power of 2 that
 
 
 class Given(NamedTuple):
-    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and the exponent of what it
-    was divided by (H,) int32, as `launch.spectra` makes them, gates and y as u; what is `Kept` of a spec that keeps spectra."""
+    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and the exponent of what it was divided
+    by (H,) int32, as `launch.spectra` makes them, gates and y as u; of a spec that keeps them, spectra and exponents of
+    `Kept`."""
 
     u: cute.Tensor
     spectrum: cute.Tensor
