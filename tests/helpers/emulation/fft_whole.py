@@ -259,7 +259,7 @@ def taps_of(sums, monkeypatch):
 def filled():
     """The factors, as a block fills them."""
     first, rows, columns = (Tiles(1)[0] for _ in range(3))
-    f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(16, 4, 32))
+    f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(8, 4, 2, 32))
     digits.fill.__wrapped__(f, 0, 1)
     return f
 

@@ -42,7 +42,7 @@ def digit_of(row):
 class Factors(NamedTuple):
     """A block's, in shared memory. Tiles: of n1 from the left, twice side by side; back, of digits k1 moved on by 0 to
     3, only real parts; of a from the left, of b from the right. Between products: w(N)^(32 a r), each twice, (4, a, k1)
-    and w(N)^(b r) (16, a quad's lane, k1), of the 8 digits b that it has in 4 pairs (real parts, imaginary parts)."""
+    and w(N)^(b r) (8, a quad's lane, 2, k1), of the 8 digits b that it has in 4 pairs (real parts, imaginary parts)."""
 
     first: tk.SharedTile
     last: Optional[tk.SharedTile]
@@ -57,7 +57,7 @@ def allocate(al, back: bool) -> Factors:
     return Factors(al.tile(TILE, 1)[0], al.tile(TILE, TURNS) if back else None, al.tile(TILE, 1)[0],
                    al.tile(TILE, 1)[0],
                    al.allocate_tensor(Float16, cute.make_layout((4, DIGITS, DIGITS), stride=(1, 4, 4 * PADDED)), 16),
-                   al.allocate_tensor(Float16, cute.make_layout((16, 4, DIGITS)), 16))
+                   al.allocate_tensor(Float16, cute.make_layout((8, 4, 2, DIGITS), stride=(1, 8, 32, 96)), 16))
 
 
 def of_parts(here, there, c, s):
@@ -99,8 +99,8 @@ def fill_between(f: Factors, k1, n):
     for e in range(2):
         f.by_row[e, n, k1], f.by_row[2 + e, n, k1] = Float16(c), Float16(-s)
     c, s = root((4 * k1 - 1) * token_of(n), 4 * POINTS)
-    first = n // 8 * 4 + n % 2
-    f.by_column[first, n % 8 // 2, k1], f.by_column[first + 2, n % 8 // 2, k1] = Float16(c), Float16(-s)
+    first, at = n // 8 % 2 * 4 + n % 2, (n % 8 // 2, n // 16, k1)
+    f.by_column[first, *at], f.by_column[first + 2, *at] = Float16(c), Float16(-s)
 
 
 def of_columns():
@@ -118,7 +118,7 @@ def columns_of(f: Factors, k1):
     """w(N)^(b r) of a thread's digits b: 4 pairs of words."""
     held = cute.make_rmem_tensor((8,), Int32)
     for part in range(2):
-        eight = cute.local_tile(f.by_column[None, tk.first_col() // 2, k1], (8,), (part,))
+        eight = f.by_column[None, tk.first_col() // 2, part, k1]
         cute.autovec_copy(cute.recast_tensor(eight, Int32), cute.local_tile(held, (4,), (part,)))
     return [(held[2 * u], held[2 * u + 1]) for u in range(4)]
 
