@@ -99,8 +99,8 @@ def fill_between(f: Factors, k1, n):
     for e in range(2):
         f.by_row[e, n, k1], f.by_row[2 + e, n, k1] = Float16(c), Float16(-s)
     c, s = root((4 * k1 - 1) * token_of(n), 4 * POINTS)
-    first, at = n // 8 % 2 * 4 + n % 2, (n % 8 // 2, n // 16, k1)
-    f.by_column[first, *at], f.by_column[first + 2, *at] = Float16(c), Float16(-s)
+    first, lane, part = n // 8 % 2 * 4 + n % 2, n % 8 // 2, n // 16
+    f.by_column[first, lane, part, k1], f.by_column[first + 2, lane, part, k1] = Float16(c), Float16(-s)
 
 
 def of_columns():
