@@ -18,6 +18,7 @@ WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TE
     "test_whole_sequences[32768-32768]", "test_nan_behind_the_ends_of_whole_sequences",
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
     "test_hard_signals[impulses-32768]", "test_nan_and_infinities_stay_in_their_sequence[20000-True-half]"))
+BEYOND = (f"{TESTS}test_whole_filters_whose_spectra_no_float32_has",)
 TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
 MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[split] --slow",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
@@ -215,32 +216,55 @@ MUTANTS = (
         "fft_whole", "tkq/convolution/fft/whole/digits.py",
         ("whole_frequencies_between_products", "c, s = root((4 * k1 - 1) * DIGITS * n, 4 * POINTS)",
          "c, s = root(4 * k1 * DIGITS * n, 4 * POINTS)", WHOLE),
-        ("first_half_twice", "c, s = root((4 * (half * HALF + down % HALF) - 1) * (k % DIGITS), 4 * DIGITS)",
-         "c, s = root((4 * (down % HALF) - 1) * (k % DIGITS), 4 * DIGITS)", WHOLE),
         ("digits_that_are_not_moved_on", "c, s = root((4 * ((across - turn) & (DIGITS - 1)) - 1) * down, 4 * DIGITS)",
          "c, s = root((4 * across - 1) * down, 4 * DIGITS)", WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/tokens.py",
         ("first_warp_alone_says_how_large", "for i in range(1, cute.size(of_warps)):", "for i in range(1, 1):",
          WHOLE_IMPULSES),
-        ("tokens_behind_the_end", "return _load16(address + 2 * more, (place.batch < B) & (token + more < L))",
-         "return _load16(address + 2 * more, place.batch < B)", WHOLE_ENDS),
+        ("tokens_behind_the_end", "return load16(address + 2 * more, (place.batch < B) & (token + more < L))",
+         "return load16(address + 2 * more, place.batch < B)", WHOLE_ENDS),
         ("nan_of_a_sequence_forgotten",
-         "return cutlass.select_(most[0, 0] < INFINITE, up, Float32.inf - Float32.inf) * scale", "return up * scale",
-         WHOLE_NAN)),
+         "factor = cutlass.select_(most[0, 0] < INFINITE, power_of_two(exponent), Float32.inf - Float32.inf)",
+         "factor = power_of_two(exponent)", WHOLE_NAN),
+        ("factors_up_to_an_fp32s_alone", "return factor, cutlass.max(exponent - BIAS, 0)",
+         "return factor, cutlass.max(exponent - exponent, 0)", BEYOND)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/kernel.py",
-        ("next_sequence_is_this_one", "self.sequence(g, s, asked, columns, (self.place(g, item), "
-         "self.place(g, item + step)))", "self.sequence(g, s, asked, columns, (self.place(g, item), "
-         "self.place(g, item)))", WHOLE_IN_TURN)),
+        ("next_sequence_is_this_one", "places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)",
+         "places = self.forth.place(g.u, item), self.forth.place(g.u, item)", WHOLE_IN_TURN)),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/spectra.py",
+        ("next_spectrum_is_this_one", "places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)",
+         "places = self.forth.place(g.u, item), self.forth.place(g.u, item)", WHOLE_IN_TURN)),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/kept.py",
+        ("spectra_of_the_first_sequence",
+         "there = vectors.run_at(self.spectra, (place.head, place.batch, t, u, tk.thread_in_warpgroup(), 0), 8)",
+         "there = vectors.run_at(self.spectra, (place.head, place.batch * 0, t, u, tk.thread_in_warpgroup(), 0), 8)",
+         WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/filters.py",
         ("filter_not_mirrored", "sign = -1.0 if self.mirrored else 1.0", "sign = 1.0", WHOLE),
-        ("first_warp_alone_says_how_large_a_filter_is", "return [to[w] for w in range(WARPS)]", "return [to[0]]",
-         WHOLE_TAP)),
+        ("first_warp_alone_says_how_large_a_filter_is",
+         "totals = [total + of_warps[w, 1 + i] for i, total in enumerate(totals)]", "pass", WHOLE_TAP),
+        ("exponents_of_an_fp32_alone", "return cutlass.max((found >> 1) + up + BIAS, LEAST)",
+         "return cutlass.min(cutlass.max((found >> 1) + up + BIAS, LEAST), MOST)", BEYOND),
+        ("taps_of_one_size", "total = cutlass.select_(is_small, small, cutlass.select_(is_large, large, mid))",
+         "total = mid", (f"{TESTS}test_filters_of_any_size[32768]",))),
+    *family(
+        "fft_whole", "tkq/convolution/fft/whole/taps.py",
+        ("second_half_of_the_frequencies_alone", "before[n1] = vectors.run_at(g.taps, (head, token), 1)[0]",
+         "before[n1] = Float32(0.0)", WHOLE)),
     *family(
         "fft_whole", "tkq/convolution/fft/whole/gradient.py",
-        ("products_stay_divided", "by = power_of_two(of_v + of_w - 2 * (BIAS + ABOVE) + SCALE)",
-         "by = power_of_two(of_v - of_v + SCALE)", WHOLE),
-        ("sums_of_the_head_before", "s.sums[None, me, run, MINE * wg + i].fill(0.0)", "pass", WHOLE_IN_TURN)),
+        ("products_stay_divided", "by = power_of_two(exponent + SCALE)", "by = power_of_two(SCALE + 0 * exponent)",
+         WHOLE),
+        ("last_sequences_again",
+         "there, nearest, found = batch < g.v.shape[1], cutlass.min(batch, g.v.shape[1] - 1), []",
+         "there, nearest, found = batch >= 0, cutlass.min(batch, g.v.shape[1] - 1), []",
+         WHOLE),
+        ("nan_of_a_sequence_left_out",
+         "return cutlass.select_(cutlass.max(of_v, of_w) < NOT_FINITE, by, Float32.inf - Float32.inf)", "return by",
+         (f"{TESTS}test_nan_in_a_filter_and_its_gradient[32768]",))),
 )

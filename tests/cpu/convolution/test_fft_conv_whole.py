@@ -22,12 +22,15 @@ def test_a_sequence(L, mirrored, monkeypatch):
     assert spec.whole and plan(spec, 3).warpgroups == 4
     taps = torch.nn.functional.pad(k[0].double(), (0, 32768 - L))
     with monkeypatch.context() as patched:
-        spectrum = fft_whole.spectra(taps.numpy(), 1 / 128, mirrored, patched)
+        spectrum = fft_whole.spectra(taps.numpy(), 127 + 7, mirrored, patched)
     moved = torch.polar(torch.ones(32768).double(), torch.arange(32768).double() * (torch.pi / 65536))
     want, found = torch.fft.fft(taps * moved) / 128, in_order(torch.from_numpy(spectrum)[None])[0]
     assert (found - (want.conj() if mirrored else want)).norm() < 5e-4 * want.norm()
     fft_whole.instead_of_the_dsl(monkeypatch)
-    y = fft_whole.convolved(u[0, 0].double().numpy(), spectrum, spec) * 128
+    y, kept = fft_whole.convolved(u[0, 0].double().numpy(), spectrum, spec)
+    own = fft_whole.own_spectrum(u[0, 0].double().numpy(), spec)
+    assert all(numpy.array_equal(a, b) for a, b in zip(kept, own, strict=True))
+    y = y * 128
     of_u, of_k = (torch.fft.rfft(x.double().reshape(-1), 2 * L) for x in (u, k))
     want = torch.fft.irfft(of_u * (of_k.conj() if mirrored else of_k), 2 * L)[:L].numpy()
     error = numpy.linalg.norm(y - want) / numpy.linalg.norm(want)
@@ -35,7 +38,7 @@ def test_a_sequence(L, mirrored, monkeypatch):
 
 
 def test_a_filters_gradient(monkeypatch):
-    """Two sequences' products, of both halves of the first digits; the taps from the spectrum."""
+    """Two sequences' products; the taps from the spectrum."""
     torch.manual_seed(0)
     L = 20000
     u, dy = (16 * torch.randn(2, 1, L).bfloat16() for _ in range(2))
@@ -43,7 +46,7 @@ def test_a_filters_gradient(monkeypatch):
     spec = launch.spec_of((u, dy), given)
     with monkeypatch.context() as patched:
         fft_whole.instead_of_the_dsl(patched)
-        pairs = [(u[b, 0].double().numpy(), dy[b, 0].double().numpy()) for b in range(2)]
+        pairs = [[fft_whole.own_spectrum(x[b, 0].double().numpy(), spec) for x in (u, dy)] for b in range(2)]
         sums = fft_whole.product_sums(pairs, spec) * 2.0**SCALE
     found = torch.from_numpy(fft_whole.taps_of(sums, monkeypatch))[:L]
     want = reference.fft_conv_backward(dy.double(), u.double(), given.k.double())[1][0]

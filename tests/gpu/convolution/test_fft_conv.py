@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.helpers.fft_conv import NOTHING, SUMS, ULPS, WHOLE, check, filters_close, make, sequences_close
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.convolution.fft.whole import launch as whole_launch
 from tkq.reference import long_convolution as reference
 
 
@@ -189,6 +190,17 @@ def test_tiles_and_heads_in_turn(B, L, causal):
     assert y.isfinite().all()
 
 
+def test_gradients_of_whole_sequences_some_heads_at_a_time(monkeypatch):
+    """As many as a workspace has room for the spectra of; and of the filter alone."""
+    given = make(3, 5, 20000, 20000)
+    leaves, dy = (given["u"], given["k"]), given["u"].detach().flip(0)
+    run = lambda of: torch.autograd.grad(tkq.fft_conv(*leaves), of, dy)
+    du, dk = run(leaves)
+    monkeypatch.setattr(whole_launch, "WORKSPACE", 2 * 3 * 2 * whole_launch.SPECTRUM)  # two heads
+    du2, dk2 = run(leaves)
+    assert torch.equal(du, du2) and torch.equal(dk, dk2) and torch.equal(dk, run(leaves[1:])[0])
+
+
 def test_several_passes_with_gates():
     check(make(2, 2, 140000, 70001, gates="pre post", d=True))
 
@@ -257,6 +269,17 @@ def test_filters_of_any_size(L):
     with torch.no_grad():
         given["k"].zero_()
         assert not tkq.fft_conv(given["u"], given["k"]).any()
+
+
+def test_whole_filters_whose_spectra_no_float32_has():
+    """Results that are finite: of a filter of 2e35 throughout, and of one tap of 3e38."""
+    u = 2 * torch.rand(2, 2, 32768, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16() - 1
+    u[1] = 0.01
+    k = torch.full((2, 32768), 2e35, device="cuda")
+    k[1] = 0
+    k[1, 5] = 3e38
+    y, truth = tkq.fft_conv(u, k).double(), reference.fft_conv(u.double(), k.double())
+    assert ((y - truth).norm(dim=-1) <= SUMS * truth.norm(dim=-1)).all()
 
 
 def test_filters_of_one_frequency():

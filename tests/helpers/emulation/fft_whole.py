@@ -205,21 +205,29 @@ def store16(address, *rest):
         y.values[token[there] + e] = x[there]
 
 
-def spectra(taps, down, mirrored, monkeypatch):
-    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps times down."""
+def spectra(taps, exponent, mirrored, monkeypatch):
+    """(16, 4, 128, 8), by the filters' kernel, of 32768 taps divided by 2^(exponent - 127)."""
+
+    def put_words(z, i, four):
+        z[:, i] = half(numpy.stack(four))
+
     for name, value in dict(
-            get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x), root=NAMES["root"],
-            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float16=half,
-            cute=SimpleNamespace(autovec_copy=lambda x, there: there[0].__setitem__(there[1], x)),
-            vectors=SimpleNamespace(packed=lambda x, dtype: half(numpy.stack(x)), run_at=lambda to, at, n: (to, (
+            get=lambda z, i: z[:2, i], put=lambda z, i, x: z.__setitem__((slice(2), i), x), root=NAMES["root"],
+            put_words=put_words, get_words=lambda z, i: (z[:2, i], z[2:, i]), power_of=lambda e: 2.0**e,
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range, min=min), Int32=None,
+            cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: [None] * 4, recast_tensor=lambda x, to: x,
+                                 autovec_copy=lambda words, to: to[0].__setitem__(to[1], numpy.concatenate(words))),
+            vectors=SimpleNamespace(run_at=lambda to, at, n: (to, (
                 *at[1:4], at[4] + numpy.arange(n)[:, None])))).items():
         monkeypatch.setattr(filters, name, value)
     kernel, found = filters.FilterSpectra(mirrored), numpy.full((16, 4, 128, 8), numpy.nan)
-    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
-    for group in range(filters.GROUPS):
-        kernel.over_n1.__wrapped__(kernel, z, taps, group, me, down)
+    kernel.tap = lambda of, n: taps[n]
+    z, me = numpy.full((4, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for part in range(filters.PASSES):
+        kernel.over_n1.__wrapped__(kernel, z, None, part, me, exponent)
         kernel.over_a.__wrapped__(kernel, z, me)
-        kernel.over_b.__wrapped__(kernel, SimpleNamespace(spectra=found), z, 0, group, me)
+        kernel.over_b.__wrapped__(kernel, z, me)
+        kernel.leave.__wrapped__(kernel, SimpleNamespace(spectra=found), z, (0, part), me)
     return found
 
 
@@ -227,128 +235,112 @@ def taps_of(sums, monkeypatch):
     """(32768,), by the kernel of gradients, of sums (16, 8, 128, 4)."""
     for name, value in dict(
             get=lambda z, i: z[:, i], put=lambda z, i, x: z.__setitem__((slice(None), i), x),
-            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=None,
+            cutlass=SimpleNamespace(range=lambda n, unroll: range(n), range_constexpr=range), Float32=float,
             cute=SimpleNamespace(make_rmem_tensor=lambda shape, dtype: numpy.empty((*shape, filters.THREADS)),
                                  autovec_copy=lambda x, four: four.__setitem__(slice(None), x)),
             vectors=SimpleNamespace(run_at=lambda of, at, n: of[(*at[1:4], at[4] + numpy.arange(n)[:, None])])).items():
         monkeypatch.setattr(taps, name, value)
     monkeypatch.setattr(filters, "root", NAMES["root"])
     kernel, found = taps.FilterTaps(), numpy.zeros(digits.POINTS)
-    z, me = numpy.full((2, filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
-    for group in range(filters.GROUPS):
-        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, 0, group, me)
+
+    def add(of, column, total):
+        for n1, x in enumerate(total):
+            found[filters.COLUMNS * n1 + column] += x
+
+    kernel.add = add
+    z, me = numpy.full((2, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
+    for part in range(filters.PASSES):
+        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, (0, part), me)
         kernel.over_ka.__wrapped__(kernel, z, me)
-        kernel.over_k1.__wrapped__(kernel, z, found, group, me)
+        kernel.over_k1.__wrapped__(kernel, z, (None, 0, part), me)
     return found / digits.POINTS
 
 
 def filled():
     """The factors, as a block fills them."""
     first, rows, columns = (Tiles(1)[0] for _ in range(3))
-    f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(16, 4, 32))
+    f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(8, 4, 2, 32))
     digits.fill.__wrapped__(f, 0, 1)
     return f
 
 
-def convolved(u, spectrum, spec):
-    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `spectra`,
-    not multiplied by what that was divided by."""
-    of, kernel, f, tiles = tokens.WholeTokens(spec, None), steps.Steps(), filled(), Tiles(digits.TILES)
-    CURRENT.tiles = tiles
-    groups = range(4)
+class Block:
+    """Of four warpgroups, with factors and the tiles of a sequence."""
 
-    def each(step):
+    def __init__(self, spec):
+        self.of, self.kernel, self.f = tokens.WholeTokens(spec, None), steps.Steps(), filled()
+        self.tiles = CURRENT.tiles = Tiles(digits.TILES)
+
+    def each(self, step):
+        """What that gives of each tile, in their order."""
         found = []
-        for CURRENT.warpgroup in groups:
-            found.append([step(i) for i in range(steps.MINE)])
+        for CURRENT.warpgroup in range(4):
+            found += [step(i) for i in range(steps.MINE)]
         return found
 
-    def scatter(step, held):
-        tiles.memory[:] = numpy.nan
-        for CURRENT.warpgroup in groups:
-            for i in range(steps.MINE):
-                step(tiles, held[CURRENT.warpgroup][i], i)
-        assert numpy.isfinite(tiles.memory).all()
+    def scatter(self, step, held):
+        self.tiles.memory[:] = numpy.nan
+        self.each(lambda i: step(self.tiles, held[steps.MINE * CURRENT.warpgroup + i], i))
+        assert numpy.isfinite(self.tiles.memory).all()
 
-    for CURRENT.warpgroup in groups:
-        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
-        of.ask.__wrapped__(of, asked, u, None, Place(0, 0, 0))
-        for i, x in enumerate(asked):
-            TK.store(tiles[tokens.MINE * CURRENT.warpgroup + i], x.u)
-    scatter(kernel.scatter_frequencies, each(lambda i: kernel.forth(tiles, f, i)))
+    def forth(self, x):
+        """A sequence that needs no scale, transformed over n1."""
+        for CURRENT.warpgroup in range(4):
+            asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
+            self.of.ask.__wrapped__(self.of, asked, x, None, Place(0, 0, 0))
+            for i, of in enumerate(asked):
+                TK.store(self.tiles[tokens.MINE * CURRENT.warpgroup + i], of.u)
+        self.scatter(self.kernel.scatter_frequencies, self.each(lambda i: self.kernel.forth(self.tiles, self.f, i)))
+
+
+def convolved(u, spectrum, spec):
+    """The causal convolution of a sequence that needs no scale with a filter's spectrum (16, 4, 128, 8) of `spectra`,
+    not multiplied by what that was divided by; and the sequence's own spectrum, tile by tile its words."""
+    block, kept = Block(spec), []
+    kernel, f, tiles = block.kernel, block.f, block.tiles
+    block.forth(u)
 
     def middle(i):
         t, filters = steps.MINE * CURRENT.warpgroup + i, Words((4, 4))
         filters.held[:] = spectrum[t].transpose(0, 2, 1).reshape(16, 2, 128)
-        kernel.middle.__wrapped__(kernel, tiles[t], f, filters, digits.of_columns(), 0)
+        kernel.middle.__wrapped__(kernel, tiles[t], f, (filters, digits.of_columns()), 0, kept.append)
 
-    each(middle)
-    scatter(kernel.scatter_tokens, each(lambda i: kernel.back(tiles, f, i)))
+    block.each(middle)
+    block.scatter(kernel.scatter_tokens, block.each(lambda i: kernel.back(tiles, f, i)))
     y = Outputs(len(u))
 
     def last(i):
         acc = RegTile(64)
         kernel.last(acc, tiles, f, i)
-        of.store.__wrapped__(of, y, None, acc, 1 / OUTER, Place(0, 0, 0), steps.MINE * CURRENT.warpgroup + i)
+        chunk = steps.MINE * CURRENT.warpgroup + i
+        block.of.store.__wrapped__(block.of, y, None, acc, (2.0**-OUTER, 0), Place(0, 0, 0), chunk)
 
-    each(last)
-    return y.values
-
-
-class Runs:
-    """Of a tile's sums, [None, run]: a thread's four numbers, each of them twice."""
-
-    def __init__(self):
-        self.runs = [Words((4,)) for _ in range(gradient.RUNS)]
-        for run in self.runs:
-            run.held[:] = 0
-
-    def __getitem__(self, at):
-        return self.runs[at[1]]
+    block.each(last)
+    return y.values, kept
 
 
-def product_sums(pairs, spec):
-    """(16, 8, 128, 4): the sum of conj(V) W of pairs (v, w) that need no scale, divided by 2^16."""
-    kernel, found = gradient.WholeFilterGradient(spec, None), numpy.empty((16, gradient.RUNS, 128, 4))
-    each = [(wg, i) for wg in range(4) for i in range(gradient.MINE)]
-    for part in range(2):
-        f = digits.Factors(Tiles(1)[0], None, Tiles(1)[0], Tiles(1)[0], Table(4, 32, 16), Table(16, 4, 16))
-        digits.fill_half.__wrapped__(f, part, 0, 1)
-        sums = [Runs() for _ in each]
-        for v, w in pairs:
-            for to, of_v, of_w in zip(sums, half_spectrum(kernel, f, v), half_spectrum(kernel, f, w), strict=True):
-                kernel.add(to, NAMES["narrow_words"](of_v), of_w, 1.0)
-        for (wg, i), of in zip(each, sums, strict=True):
-            for run in range(gradient.RUNS):
-                found[gradient.TILES * part + gradient.MINE * wg + i, run] = of.runs[run].held[:, 0].T
-    return found
-
-
-def half_spectrum(kernel, f, x):
-    """Accumulators of all warpgroups, one tile after the other."""
-    tiles = CURRENT.tiles = Tiles(gradient.TILES)
-    for CURRENT.warpgroup in range(4):
-        asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
-        kernel.tokens.ask.__wrapped__(kernel.tokens, asked, x, None, Place(0, 0, 0))
-        for i, of in enumerate(asked):
-            TK.store(tiles[gradient.MINE * CURRENT.warpgroup + i], of.u)
-    held = by_warpgroups(lambda i: kernel.over_n1(tiles, f, i))
-    tiles.memory[:] = numpy.nan
-    by_warpgroups(lambda i: kernel.scatter(tiles, held[gradient.MINE * CURRENT.warpgroup + i], i))
-    assert numpy.isfinite(tiles.memory).all()
+def own_spectrum(x, spec):
+    """The words of a sequence's spectrum, tile by tile, as `WholeSpectra` leaves them."""
+    block = Block(spec)
+    block.forth(x)
 
     def spectrum(i):
         acc = RegTile(64)
-        kernel.steps.spectrum(acc, RegTile(64), tiles[gradient.MINE * CURRENT.warpgroup + i], f, digits.of_columns())
-        return acc
+        block.kernel.spectrum(acc, RegTile(64), block.tiles[steps.MINE * CURRENT.warpgroup + i], block.f,
+                              digits.of_columns())
+        return NAMES["narrow_words"](acc)
 
-    return by_warpgroups(spectrum)
+    return block.each(spectrum)
 
 
-def by_warpgroups(step):
-    found = []
-    for CURRENT.warpgroup in range(4):
-        found += [step(i) for i in range(gradient.MINE)]
+def product_sums(pairs, spec):
+    """(16, 8, 128, 4): the sum of conj(V) W of pairs of spectra's words, divided by 2^16."""
+    kernel, found = gradient.WholeFilterGradient(spec), numpy.empty((16, 8, 128, 4))
+    for t, u in numpy.ndindex(16, 4):
+        sums = numpy.zeros((4, 2, 128))
+        for pair in pairs:
+            kernel.add(sums, *(steps.of_thread(x[t], u) for x in pair), 1.0)
+        found[t, 2 * u:2 * u + 2] = sums.transpose(1, 2, 0)
     return found
 
 

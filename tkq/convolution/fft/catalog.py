@@ -1,12 +1,15 @@
 """The kernels of long convolutions that tkq itself can choose, and what their machine code must show."""
+import dataclasses
+
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.launch import gradient_recipe, recipe, spectra_recipe, taps_recipe
 from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_recipe
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
-from tkq.convolution.fft.spec import TRANSFORM_ROWS, FftSpec
-from tkq.convolution.fft.whole.launch import TAPS, filter_recipe
+from tkq.convolution.fft.spec import BLOCKS, TRANSFORM_ROWS, FftSpec
+from tkq.convolution.fft.whole.launch import TAPS, filter_recipe, kept_recipe
 from tkq.convolution.fft.whole.launch import gradient_recipe as whole_gradient_recipe
+from tkq.convolution.fft.whole.launch import recipe as whole_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -19,7 +22,7 @@ def shipped() -> list:
     found = []
     for rows, causal, blocks in ((32, True, 1), (64, True, 1), (64, True, 2), (64, True, 4), (64, True, 8),
                                  (16, False, 1), (64, False, 1)):
-        for conjugate in (False, True):
+        for conjugate in (False, True)[:1 if blocks == BLOCKS[-1] else 2]:  # a whole sequence's kernel is the same
             spec = FftSpec("bf16", rows, causal, conjugate=conjugate, blocks=blocks)
             found.append(Shipped(_name(spec, "backward" if conjugate else "forward"), recipe(spec, plan(spec, MANY)),
                                  _expectation(spec)))
@@ -49,11 +52,16 @@ def _whole() -> list:
     for mirrored in (False, True):
         name = f"fft_conv_filters-n32768-{'backward' if mirrored else 'forward'}"
         found.append(Shipped(name, filter_recipe(mirrored),
-                             Expectation(instructions=("LDG.E", "STG.E.64"), absent=ABSENT)))
-    found.append(Shipped("fft_conv_taps-n32768", TAPS, Expectation(instructions=("LDG.E.128", "STG.E"), absent=ABSENT)))
-    whole = FftSpec("bf16", 64, blocks=8)
+                             Expectation(instructions=("LDG.E", "STG.E.128"), absent=ABSENT)))
+    found.append(Shipped("fft_conv_taps-n32768", TAPS, Expectation(instructions=("LDG.E.128", "STG.E"), absent=ABSENT,
+                                                                        local_memory=8)))
+    whole = FftSpec("bf16", 64, blocks=BLOCKS[-1])
+    keeps = dataclasses.replace(whole, keeps=True)
+    found.append(Shipped(_name(whole, "backward"), whole_recipe(keeps), _expectation(keeps)))
+    found.append(Shipped(_name(whole, "kept-spectra"), kept_recipe(whole), Expectation(
+        16, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT)))
     found.append(Shipped(_name(whole, "filter-gradient"), whole_gradient_recipe(whole), Expectation(
-        48, instructions=("LDG.E.128", "STG.E.128", "STSM"), absent=ABSENT, local_memory=160)))
+        instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT)))
     return found
 
 

@@ -9,9 +9,10 @@ from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.halves import Halves
+from tkq.convolution.fft.operands import Operands
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS, ROWS
-from tkq.convolution.fft.tables import EXPONENT, Tables, power_of, power_of_two
+from tkq.convolution.fft.tables import BIAS, EXPONENT, Tables, power_of, power_of_two
 from tkq.convolution.fft.tokens import Tokens
 from tkq.convolution.fft.transform import TILE, Factors
 from tkq.runtime.compile import fake
@@ -19,7 +20,6 @@ from tkq.tile import woven
 
 BLOCK = ROWS * COLS  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
-BIAS = 127
 ABOVE = 8  # inputs are brought below 2^9: spectra stay below 65504, also of pairs
 
 
@@ -81,16 +81,9 @@ class FilterGradient:
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
-        """Compiled for any sizes and strides, but of neighbouring tokens."""
-        spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-
-        def operand():
-            steps = [fake.sym64(divisibility=spec.vector) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
-
-        gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        sums = fake.tensor("fp32", (H, fake.sym(), fake.sym(), 16, spec.summed_threads, 4))
-        return operand(), (operand(), *gates, sums, Int32(0)), Int32(0)
+        operands = Operands(self.spec)
+        sums = fake.tensor("fp32", (operands.H, fake.sym(), fake.sym(), 16, self.spec.summed_threads, 4))
+        return operands.one(), (operands.one(), *operands.gates(), sums, Int32(0)), Int32(0)
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.fft.operands import Operands
 from tkq.convolution.fft.sequences import Place, Sequences
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, SHARED_BLOCKS, row_scale
 from tkq.convolution.fft.tables import Tables, of_head
@@ -62,19 +63,12 @@ class FftConv:
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
-        """Compiled for any sizes and strides, but of neighbouring tokens."""
-        spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-
-        def operand():
-            steps = [fake.sym64(divisibility=spec.vector) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
-
-        gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        spectrum = fake.tensor("fp32", (H, spec.blocks, spec.points, 2), align=8)
+        spec, operands = self.spec, Operands(self.spec)
+        spectrum = fake.tensor("fp32", (operands.H, spec.blocks, spec.points, 2), align=8)
         workspace = None
         if spec.blocks > SHARED_BLOCKS:
             workspace = fake.tensor("fp16", (fake.sym(), self.config.warpgroups, spec.kept, 16, tk.WARPGROUP, 4))
-        return operand(), (spectrum, *gates, operand(), Int32(0), workspace), Int32(0)
+        return operands.one(), (spectrum, *operands.gates(), operands.one(), Int32(0), workspace), Int32(0)
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):

@@ -1,6 +1,7 @@
 """From torch tensors to launches."""
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -11,8 +12,7 @@ from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
-from tkq.convolution.fft.whole.launch import filter_gradient as whole_gradient
-from tkq.convolution.fft.whole.launch import spectra
+from tkq.convolution.fft.whole import launch as of_whole
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
@@ -21,8 +21,9 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    kernel = "whole.kernel:WholeSequence" if spec.whole else \
-        "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
+    if spec.whole:
+        return of_whole.recipe(spec, config)
+    kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
         "blocks:BlockedFftConv"
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
@@ -46,7 +47,8 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     if spec.whole:
-        launcher(u, recipe(spec, config))(u, (*spectra(filter_of(g), conjugate), pre, post, y), min(SMS, B * H))
+        spectra = of_whole.spectra(filter_of(g), conjugate)
+        launcher(u, recipe(spec, config))(u, (*spectra, pre, post, y), min(SMS, B * H))
         return y
     if spec.in_registers:
         blocks = min(SMS, H * tiles_of(spec, B))
@@ -115,6 +117,18 @@ def quarter(points: int, device: torch.device) -> Tensor:
     return found
 
 
+def gradients(g: Given, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """(du, as `filter_gradient`). Of whole sequences what both are made of is made once."""
+    mirrored = Given(dy, g.k, g.d, g.causal, g.post, g.pre, g.split)
+    rows = transform_rows(g.u.shape[2], g.causal, g.split)
+    if not g.u.numel() or rows is None or not spec_of((g.u,), g).whole:
+        return forward(mirrored, conjugate=True), filter_gradient(g, dy)
+    operands = [readable(t) for t in (g.u, dy, g.pre, g.post)]
+    spec = dataclasses.replace(spec_of(operands, mirrored), keeps=True)
+    du, found = of_whole.gradients(operands, of_whole.spectra(filter_of(g), True), spec)
+    return du, _of_taps(found, max(1, g.k.shape[1]), g.causal)
+
+
 def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     """dk (H, taps) float32, of as many taps as k has, of one at least: d's is that of the first one."""
     _, H, L = g.u.shape
@@ -129,9 +143,15 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
             later = torch.cat((torch.zeros_like(dy), dy), 2)
             found = _filter_gradient(Given(u, g.k, None, True, pre, post, g.split), later,
                                      min(taps, L))
+    return _of_taps(found, taps, g.causal)
+
+
+def _of_taps(found: Tensor, taps: int, causal: bool) -> Tensor:
+    """found, of as many taps as tokens or fewer: of so many."""
+    L = found.shape[1]
     if taps <= L:
         return found[:, :taps].contiguous()
-    if g.causal or not L:
+    if causal or not L:
         return torch.nn.functional.pad(found, (0, taps - L))
     return found.repeat(1, -(-taps // L))[:, :taps].contiguous()
 
@@ -141,7 +161,7 @@ def _filter_gradient(g, dy, taps):
     rows = transform_rows(g.u.shape[2], g.causal, g.split)
     if rows is not None and spec_of((g.u,), g).whole:
         u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
-        return whole_gradient(u, dy, pre, post, spec_of((u, dy, pre, post), g))[:, :taps]
+        return of_whole.filter_gradient(u, dy, pre, post, spec_of((u, dy, pre, post), g))[:, :taps]
     if g.causal and (g.split or g.u.shape[2] > LONG):
         return long.filter_gradient(g, dy)[:, :taps]
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))

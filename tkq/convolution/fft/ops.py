@@ -103,10 +103,13 @@ def _backward_cuda(dy: Tensor, u: Tensor, k: Tensor, d: Optional[Tensor], causal
     that times u. Of post it is dy times the convolution itself."""
     found, split = [None] * 5, precision == "split"
     g = Given(u, k, d, causal, pre_gate, post_gate, split)
-    if need_u:
+    if need_u and (need_k or need_d):
+        found[0], of_taps = launch.gradients(g, dy)
+    elif need_u:
         found[0] = launch.forward(Given(dy, k, d, causal, post_gate, pre_gate, split), conjugate=True)
-    if need_k or need_d:
+    elif need_k or need_d:
         of_taps = launch.filter_gradient(g, dy)
+    if need_k or need_d:
         found[1] = of_taps[:, :k.shape[1]].contiguous() if need_k else None
         found[2] = of_taps[:, 0].to(d.dtype, copy=True) if need_d else None  # an op's results are apart
     if need_pre:

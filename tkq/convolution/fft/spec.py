@@ -26,6 +26,7 @@ class FftSpec:
     causal: of frequencies k - 1/4. pre, post: gates before and after. conjugate: with the conjugate of the filter's
     spectrum: the gradient. vector: elements in one access. blocks: of 4096 tokens that a sequence has at most; of
     causal ones with 64 rows alone. split: operands of products are the sum of two fp16 numbers; of one block alone.
+    keeps: leaves the sequences' spectra in memory, too (`whole.kept`), of whole ones alone.
 
     A tile of 64 x 64 numbers is 64 / rows sequences. Causal, each is the input of a complex transform. Otherwise two
     are the real and the imaginary part of one, in two tiles."""
@@ -39,6 +40,7 @@ class FftSpec:
     vector: int = 8
     blocks: int = 1
     split: bool = False
+    keeps: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("rows", self.rows, TRANSFORM_ROWS),
@@ -49,6 +51,8 @@ class FftSpec:
             raise ValueError(f"FftSpec: blocks is {self.blocks}, allowed is 1 but for causal ones of {ROWS} rows")
         if self.blocks > 1 and self.split:
             raise ValueError(f"FftSpec: blocks is {self.blocks}, allowed is 1 where operands are split")
+        if self.keeps and not self.whole:
+            raise ValueError(f"FftSpec: keeps is True, allowed is False but for {BLOCKS[-1]} blocks in bf16")
 
     @property
     def points(self) -> int:

@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
 
-EXPONENT = 23  # where it begins in an fp32
+EXPONENT, BIAS = 23, 127  # where it begins in an fp32, and what it has of 1
 INFINITE = 0x7F800000  # and above: NaN
 
 

@@ -25,7 +25,7 @@ HALVES = range(2)  # of a row
 
 
 @dsl_user_op
-def _load16(address: Int64, there: Boolean, *, loc=None, ip=None):
+def load16(address: Int64, there: Boolean, *, loc=None, ip=None):
     """Four words, 0 where there are none."""
     text = ("{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
             "@p ld.global.v4.b32 {$0, $1, $2, $3}, [$4]; }")
@@ -101,7 +101,7 @@ class Tokens:
                 if const_expr(self.spec.vector > 1):
                     there = (batch < B) & (token < L)
                     run = vectors.run_at(x, (batch, place.head, token), EACH)
-                    found = _load16(run.iterator.toint(), there)
+                    found = load16(run.iterator.toint(), there)
                     for j in cutlass.range_constexpr(4):
                         words[self.word(j, r, half)] = found[j]
                 else:

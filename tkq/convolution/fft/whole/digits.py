@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS, ROWS
@@ -28,7 +28,6 @@ TILES = POINTS // (ROWS * COLS // 2)  # of complex numbers, and chunks of 64 tok
 TURNS = 4  # a digit that goes down is moved on by so many, fewer one: what lanes store together has banks of its own
 SCALES = 0.25, 0.125, 0.125  # of the factors of n1, a, b: powers of 2 near 1 / sqrt(32)
 PADDED = DIGITS + 1
-HALF = DIGITS // 2
 
 
 def row_of(digit, part):
@@ -43,7 +42,7 @@ def digit_of(row):
 class Factors(NamedTuple):
     """A block's, in shared memory. Tiles: of n1 from the left, twice side by side; back, of digits k1 moved on by 0 to
     3, only real parts; of a from the left, of b from the right. Between products: w(N)^(32 a r), each twice, (4, a, k1)
-    and w(N)^(b r) (16, a quad's lane, k1), of the 8 digits b that it has in 4 pairs (real parts, imaginary parts)."""
+    and w(N)^(b r) (8, a quad's lane, 2, k1), of the 8 digits b that it has in 4 pairs (real parts, imaginary parts)."""
 
     first: tk.SharedTile
     last: Optional[tk.SharedTile]
@@ -53,12 +52,12 @@ class Factors(NamedTuple):
     by_column: cute.Tensor
 
 
-def allocate(al, k1: int = DIGITS) -> Factors:
-    """Not filled; of so many digits k1. Of fewer than all, none for the way back."""
-    return Factors(al.tile(TILE, 1)[0], al.tile(TILE, TURNS) if k1 == DIGITS else None, al.tile(TILE, 1)[0],
+def allocate(al, back: bool) -> Factors:
+    """Not filled. back: those of the way back, too."""
+    return Factors(al.tile(TILE, 1)[0], al.tile(TILE, TURNS) if back else None, al.tile(TILE, 1)[0],
                    al.tile(TILE, 1)[0],
-                   al.allocate_tensor(Float16, cute.make_layout((4, DIGITS, k1), stride=(1, 4, 4 * PADDED)), 16),
-                   al.allocate_tensor(Float16, cute.make_layout((16, 4, k1)), 16))
+                   al.allocate_tensor(Float16, cute.make_layout((4, DIGITS, DIGITS), stride=(1, 4, 4 * PADDED)), 16),
+                   al.allocate_tensor(Float16, cute.make_layout((8, 4, 2, DIGITS), stride=(1, 8, 32, 96)), 16))
 
 
 def of_parts(here, there, c, s):
@@ -75,47 +74,33 @@ def fill(f: Factors, me, threads: cutlass.Constexpr):
         (down, here), (across, there) = digit_of(m), digit_of(k)
         c, s = root((4 * down - 1) * (k % DIGITS), 4 * DIGITS)
         f.first.tensor[m, k] = Float16(of_parts(here, Int32(0), c, s) * Float32(SCALES[0]))
-        for turn in cutlass.range_constexpr(TURNS):
-            c, s = root((4 * ((across - turn) & (DIGITS - 1)) - 1) * down, 4 * DIGITS)
-            x = cutlass.select_(there == 0, c, -s) * Float32(SCALES[0])
-            f.last[turn].tensor[m, k] = Float16(cutlass.select_(here == 0, x, Float32(0.0)))
-        fill_others(f, m, k)
+        if const_expr(f.last is not None):
+            fill_last(f, m, k)
+        c, s = root(down * across, DIGITS)
+        f.rows.tensor[m, k] = Float16(of_parts(here, there, c, s) * Float32(SCALES[1]))
+        c, s = root(token_of(m % DIGITS) * (k % DIGITS), DIGITS)
+        f.columns.tensor[m, k] = Float16(of_parts(k // DIGITS, m // DIGITS, c, s) * Float32(SCALES[2]))
     for at in cutlass.range(me, DIGITS * DIGITS, threads, unroll=1):
-        fill_between(f, at // DIGITS, at // DIGITS, at % DIGITS)
+        fill_between(f, at // DIGITS, at % DIGITS)
 
 
-@cute.jit
-def fill_half(f: Factors, half, me, threads: cutlass.Constexpr):
-    """The same for 16 digits k1 alone, 16 half + 0 to 15, which tables count from 0: from the left two chunks of tokens
-    at a time, one above the other, each with its own product."""
-    for at in cutlass.range(me, ROWS * COLS, threads, unroll=1):
-        m, k = at // COLS, at % COLS
-        down, here = digit_of(m)
-        c, s = root((4 * (half * HALF + down % HALF) - 1) * (k % DIGITS), 4 * DIGITS)
-        x = of_parts(here, Int32(0), c, s) * Float32(SCALES[0])
-        f.first.tensor[m, k] = Float16(cutlass.select_(m // DIGITS == k // DIGITS, x, Float32(0.0)))
-        fill_others(f, m, k)
-    for at in cutlass.range(me, HALF * DIGITS, threads, unroll=1):
-        fill_between(f, at // DIGITS, half * HALF + at // DIGITS, at % DIGITS)
-
-
-def fill_others(f: Factors, m, k):
-    """An element of the factors of a and of b."""
+def fill_last(f: Factors, m, k):
+    """An element of the way back over k1."""
     (down, here), (across, there) = digit_of(m), digit_of(k)
-    c, s = root(down * across, DIGITS)
-    f.rows.tensor[m, k] = Float16(of_parts(here, there, c, s) * Float32(SCALES[1]))
-    c, s = root(token_of(m % DIGITS) * (k % DIGITS), DIGITS)
-    f.columns.tensor[m, k] = Float16(of_parts(k // DIGITS, m // DIGITS, c, s) * Float32(SCALES[2]))
+    for turn in range(TURNS):
+        c, s = root((4 * ((across - turn) & (DIGITS - 1)) - 1) * down, 4 * DIGITS)
+        x = cutlass.select_(there == 0, c, -s) * Float32(SCALES[0])
+        f.last[turn].tensor[m, k] = Float16(cutlass.select_(here == 0, x, Float32(0.0)))
 
 
-def fill_between(f: Factors, at, k1, n):
-    """Of a k1, which tables have at `at`, those of a digit a and of one b, n."""
+def fill_between(f: Factors, k1, n):
+    """Of a k1 those of a digit a and of one b, n."""
     c, s = root((4 * k1 - 1) * DIGITS * n, 4 * POINTS)
     for e in range(2):
-        f.by_row[e, n, at], f.by_row[2 + e, n, at] = Float16(c), Float16(-s)
+        f.by_row[e, n, k1], f.by_row[2 + e, n, k1] = Float16(c), Float16(-s)
     c, s = root((4 * k1 - 1) * token_of(n), 4 * POINTS)
-    first = n // 8 * 4 + n % 2
-    f.by_column[first, n % 8 // 2, at], f.by_column[first + 2, n % 8 // 2, at] = Float16(c), Float16(-s)
+    first, lane, part = n // 8 % 2 * 4 + n % 2, n % 8 // 2, n // 16
+    f.by_column[first, lane, part, k1], f.by_column[first + 2, lane, part, k1] = Float16(c), Float16(-s)
 
 
 def of_columns():
@@ -133,7 +118,7 @@ def columns_of(f: Factors, k1):
     """w(N)^(b r) of a thread's digits b: 4 pairs of words."""
     held = cute.make_rmem_tensor((8,), Int32)
     for part in range(2):
-        eight = cute.local_tile(f.by_column[None, tk.first_col() // 2, k1], (8,), (part,))
+        eight = f.by_column[None, tk.first_col() // 2, part, k1]
         cute.autovec_copy(cute.recast_tensor(eight, Int32), cute.local_tile(held, (4,), (part,)))
     return [(held[2 * u], held[2 * u + 1]) for u in range(4)]
 

@@ -8,19 +8,21 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
 import tkq.tile as tk
-from tkq.convolution.fft.tables import EXPONENT, magnitude, root
+from tkq.convolution.fft.tables import BIAS, EXPONENT, magnitude, power_of, root
 from tkq.convolution.fft.whole.digits import DIGITS, PADDED, POINTS, TILES
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
-THREADS = 256
+THREADS = 512
 WARPS = THREADS // 32
-GROUPS = 4  # of 8 digits k1 = 4 m + group
-EACH = 8
+PASSES = 2  # of 16 digits k1 each: 4 m + group, of two neighbouring groups
+EACH = 8  # m
 LOADS = 32  # of a thread, under way together
 COLUMNS = POINTS // DIGITS  # 32 a + b
 OF_ONE = DIGITS * PADDED  # numbers of a k1, in rows of 32
 LEAST, MOST = 2, 253  # exponents of a power of 2 that is finite, as its inverse is
+SIZES = 2.0**80, 1.0, 2.0**-80  # taps times one of these have squares that an fp32 has
+SMALL, LARGE = BIAS - 35, BIAS + 45  # exponents of largest taps, below and above which that is the first or the last
 
 
 def times(x, y):
@@ -83,28 +85,33 @@ def put(z: cute.Tensor, i, x):
     cute.autovec_copy(held, z[None, i])
 
 
+def put_words(z: cute.Tensor, i, four):
+    """Four numbers in fp16, in a complex number's place."""
+    held = cute.recast_tensor(vectors.packed(four, Float16), Int32)
+    cute.autovec_copy(held, cute.recast_tensor(z, Int32)[None, i])
+
+
+def get_words(z: cute.Tensor, i):
+    held = cute.make_rmem_tensor((2,), Int32)
+    cute.autovec_copy(cute.recast_tensor(z, Int32)[None, i], held)
+    return held[0], held[1]
+
+
 class Given(NamedTuple):
-    """taps (H, taps) fp32; spectra and what they are divided by, of `WholeSequence`."""
+    """taps (H, taps) fp32; spectra and exponents of what they are divided by, of `WholeSequence`."""
 
     taps: cute.Tensor
     spectra: cute.Tensor
-    divided: cute.Tensor
-
-
-class Shared(NamedTuple):
-    """A filter's taps, numbers of 8 k1, the warps' sums."""
-
-    taps: cute.Tensor
-    z: cute.Tensor
-    of_warps: cute.Tensor
+    exponents: cute.Tensor
 
 
 class FilterSpectra:
-    """A thread block has a filter after the other in shared memory, and makes its spectrum of digits (`digits`) for 8
-    k1 at a time: sums over n1, a and b, each of which a thread has in registers.
+    """A thread block has a filter after the other, and makes its spectrum of digits (`digits`) for 16 k1 at a time, in
+    shared memory: sums over n1, a and b, each of which a thread has in registers. Taps are read three times, the last
+    two from L2.
 
     No part of a spectrum is larger than the square root of the taps' squares' sum times that of their number: the power
-    of 2 below that is what it is divided by. Fp16's range has room for what of that is too much."""
+    of 2 below that is what it is divided by. Its exponent goes beyond those of an fp32."""
 
     def __init__(self, mirrored: bool):
         self.mirrored = mirrored
@@ -114,7 +121,8 @@ class FilterSpectra:
     def fake_arguments(self):
         H = fake.sym()
         taps = fake.tensor("fp32", (H, fake.sym()), (fake.sym64(), 1), align=4)
-        return taps, (fake.tensor("fp16", (H, TILES, 4, tk.WARPGROUP, 8)), fake.tensor("fp32", (H,))), Int32(0)
+        spectra = fake.tensor("fp16", (H, TILES, 4, tk.WARPGROUP, 8))
+        return taps, (spectra, fake.tensor("int32", (H,), align=4)), Int32(0)
 
     @cute.jit
     def __call__(self, taps: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
@@ -126,79 +134,86 @@ class FilterSpectra:
     @cute.kernel
     def kernel(self, g: Given):
         al, me = tk.SharedAllocator(), cute.arch.thread_idx()[0]
-        s = Shared(al.allocate_tensor(Float32, cute.make_layout(POINTS), 16),
-                   al.allocate_tensor(Float32, cute.make_layout((2, EACH * OF_ONE)), 16),
-                   al.allocate_tensor(Float32, cute.make_layout((WARPS, 2)), 16))
+        z = al.allocate_tensor(Float32, cute.make_layout((2, 2 * EACH * OF_ONE)), 16)
+        of_warps = al.allocate_tensor(Float32, cute.make_layout((WARPS, 1 + len(SIZES))), 16)
         for head in cutlass.range(cute.arch.block_idx()[0], g.taps.shape[0], cute.arch.grid_dim()[0], unroll=1):
-            exponent = self.load(g, s, head, me)
+            exponent = self.size(g, of_warps, head, me)
             if me == 0:
-                g.divided[head] = (exponent << EXPONENT).bitcast(Float32)
-            down = ((254 - exponent) << EXPONENT).bitcast(Float32)
-            for group in cutlass.range(GROUPS, unroll=1):
-                self.over_n1(s.z, s.taps, group, me, down)
+                g.exponents[head] = exponent
+            for half in cutlass.range(PASSES, unroll=1):
+                self.over_n1(z, (g, head), half, me, exponent)
                 tk.sync_block()
-                self.over_a(s.z, me)
+                self.over_a(z, me)
                 tk.sync_block()
-                self.over_b(g, s.z, head, group, me)
+                self.over_b(z, me)
+                tk.sync_block()
+                self.leave(g, z, (head, half), me)
                 tk.sync_block()
 
+    def tap(self, of, n):
+        """Without a branch, so that several are under way together. of: (`Given`, head)"""
+        (g, head), last = of, cute.size(of[0].taps, mode=[1]) - 1
+        found = vectors.run_at(g.taps, (head, cutlass.min(n, last)), 1)[0]
+        return cutlass.select_(n <= last, found, Float32(0.0))
+
     @cute.jit
-    def load(self, g: Given, s: Shared, head, me):
-        """The taps, and the exponent of what their spectrum is divided by. All have done with the ones before."""
-        taps, most = cute.size(g.taps, mode=[1]), Int32(0)
+    def size(self, g: Given, of_warps: cute.Tensor, head, me):
+        """The exponent of what the filter's spectrum is divided by. All have done with the filter before."""
+        most, squares = Int32(0), cute.make_rmem_tensor((len(SIZES),), Float32)
+        squares.fill(0.0)
         for step in cutlass.range(POINTS // (LOADS * THREADS), unroll=1):
             held, first = cute.make_rmem_tensor((LOADS,), Float32), step * (LOADS * THREADS) + me
-            for e in cutlass.range_constexpr(LOADS):  # without branches: all of them are under way together
-                held[e] = vectors.run_at(g.taps, (head, cutlass.min(first + e * THREADS, taps - 1)), 1)[0]
             for e in cutlass.range_constexpr(LOADS):
-                held[e] = cutlass.select_(first + e * THREADS < taps, held[e], Float32(0.0))
-                s.taps[first + e * THREADS] = held[e]
+                held[e] = self.tap((g, head), first + e * THREADS)
+            for e in cutlass.range_constexpr(LOADS):
                 most = cutlass.max(most, magnitude(held[e]))
+                for i, by in enumerate(SIZES):
+                    x = held[e] * Float32(by)
+                    squares[i] = squares[i] + x * x
         most = cute.arch.warp_redux_sync(most, "max")
-        for other in self.all_of(s.of_warps[None, 0], most.bitcast(Float32)):
-            most = cutlass.max(most, other.bitcast(Int32))
-        largest = cutlass.min(cutlass.max(most >> EXPONENT, LEAST), MOST)
-        total = self.squares(s, ((254 - largest) << EXPONENT).bitcast(Float32), me)
-        size = ((total * Float32(POINTS)).bitcast(Int32) >> EXPONENT) - 127  # a square's
-        return cutlass.min(cutlass.max(largest + (size >> 1), LEAST), MOST)
-
-    @cute.jit
-    def squares(self, s: Shared, down, me):
-        """The sum of the taps' squares, each times down."""
-        total = Float32(0.0)
-        for step in cutlass.range(POINTS // (LOADS * THREADS), unroll=1):
-            for e in cutlass.range_constexpr(LOADS):
-                x = s.taps[step * (LOADS * THREADS) + e * THREADS + me] * down
-                total = total + x * x
-        for shift in cutlass.range_constexpr(5):
-            total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
-        found = self.all_of(s.of_warps[None, 1], total)
-        return sum(found[1:], found[0])
-
-    def all_of(self, to: cute.Tensor, x):
-        """What each warp has, in shared memory; they meet."""
-        to[tk.warp_id()] = x  # the same of all lanes
+        of_warps[tk.warp_id(), 0] = most.bitcast(Float32)  # the same of all lanes
+        for i in cutlass.range_constexpr(len(SIZES)):
+            total = squares[i]
+            for shift in cutlass.range_constexpr(5):
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
+            of_warps[tk.warp_id(), 1 + i] = total
         tk.sync_block()
-        return [to[w] for w in range(WARPS)]
+        most = of_warps[0, 0].bitcast(Int32)
+        for w in range(1, WARPS):
+            most = cutlass.max(most, of_warps[w, 0].bitcast(Int32))
+        totals = [of_warps[0, 1 + i] for i in range(len(SIZES))]
+        for w in range(1, WARPS):
+            totals = [total + of_warps[w, 1 + i] for i, total in enumerate(totals)]
+        small, mid, large = totals
+        exponent = most >> EXPONENT
+        is_small, is_large = exponent < SMALL, exponent > LARGE
+        total = cutlass.select_(is_small, small, cutlass.select_(is_large, large, mid))
+        up = cutlass.select_(is_small, Int32(-80), cutlass.select_(is_large, Int32(80), Int32(0)))
+        found = ((total * Float32(POINTS)).bitcast(Int32) >> EXPONENT) - BIAS  # a square's
+        return cutlass.max((found >> 1) + up + BIAS, LEAST)
 
     @cute.jit
-    def over_n1(self, z: cute.Tensor, taps: cute.Tensor, group, me, down):
+    def over_n1(self, z: cute.Tensor, of, half, me, exponent):
         """z = of each column 32 a + b the sums over n1 = 8 p + s of w(32)^(n1 (k1 - 1/4)), k1 = 4 m + group, times
-        factors: sums over p, factors, a transform over s."""
-        quarter = 4 * group - 1
-        of_p = [conjugate_root(quarter * p, 16) for p in range(4)]
-        of_s = [conjugate_root(quarter * s, 4 * DIGITS) for s in range(EACH)]
+        factors: sums over p, factors, a transform over s. Taps are divided, in two steps where one is too small."""
+        down = power_of(BIAS - cutlass.min(exponent, MOST))
+        rest = power_of(cutlass.min(MOST - exponent, 0))
         for step in cutlass.range(COLUMNS // THREADS, unroll=1):
-            x, column = [], step * THREADS + me
-            for s in cutlass.range_constexpr(EACH):
-                four = [taps[COLUMNS * (EACH * p + s) + column] * down for p in range(4)]
-                sums = [four[0] + four[1] * of_p[1][0] + four[2] * of_p[2][0] + four[3] * of_p[3][0],
-                        four[1] * of_p[1][1] + four[2] * of_p[2][1] + four[3] * of_p[3][1]]
-                x.append(times(sums, of_s[s]) if s else sums)
-            first, steps = conjugate_root(quarter * column, 4 * POINTS), conjugate_root(column, POINTS // 4)
+            column = step * THREADS + me
+            taps = [self.tap(of, COLUMNS * n1 + column) * down for n1 in range(DIGITS)]
+            steps = conjugate_root(column, POINTS // 4)
             at = column // DIGITS * PADDED + column % DIGITS
-            for m, (y, by) in enumerate(zip(transform(x), powers(steps, EACH), strict=True)):
-                put(z, OF_ONE * m + at, times(y, times(first, by) if m else first))
+            for which in cutlass.range_constexpr(2):
+                quarter, x = 4 * (2 * half + which) - 1, []
+                of_p = [conjugate_root(quarter * p, 16) for p in range(4)]
+                for s in cutlass.range_constexpr(EACH):
+                    four = [taps[EACH * p + s] for p in range(4)]
+                    sums = [four[0] + four[1] * of_p[1][0] + four[2] * of_p[2][0] + four[3] * of_p[3][0],
+                            four[1] * of_p[1][1] + four[2] * of_p[2][1] + four[3] * of_p[3][1]]
+                    x.append(times(sums, conjugate_root(quarter * s, 4 * DIGITS)) if s else sums)
+                first = tuple(part * rest for part in conjugate_root(quarter * column, 4 * POINTS))
+                for m, (y, by) in enumerate(zip(transform(x), powers(steps, EACH), strict=True)):
+                    put(z, OF_ONE * (EACH * which + m) + at, times(y, times(first, by) if m else first))
 
     @cute.jit
     def over_a(self, z: cute.Tensor, me):
@@ -209,12 +224,27 @@ class FilterSpectra:
             put(z, OF_ONE * m + PADDED * ka + b, times(x[ka], by) if ka else x[ka])
 
     @cute.jit
-    def over_b(self, g: Given, z: cute.Tensor, head, group, me):
-        """Out: of a k1 and a ka two neighbours kb at a time."""
+    def over_b(self, z: cute.Tensor, me):
+        """In place, of a k1 and a ka two neighbours kb in fp16 where one was."""
         m, ka = me // DIGITS, me % DIGITS
         x = transform([get(z, OF_ONE * m + PADDED * ka + b) for b in range(DIGITS)])
         sign = -1.0 if self.mirrored else 1.0
         for kb in cutlass.range_constexpr(0, DIGITS, 2):
-            four = vectors.packed([x[kb][0], x[kb + 1][0], x[kb][1] * sign, x[kb + 1][1] * sign], Float16)
-            at = head, 2 * m + group // 2, kb // 8, 4 * ka + kb % 8 // 2, 4 * (group % 2)
-            cute.autovec_copy(four, vectors.run_at(g.spectra, at, 4))
+            four = [x[kb][0], x[kb + 1][0], x[kb][1] * sign, x[kb + 1][1] * sign]
+            put_words(z, self.place(m, ka, kb // 2), four)
+
+    def place(self, m, ka, two):
+        """Of neighbours kb: what lanes read together has banks of its own."""
+        return OF_ONE * m + PADDED * ka + (two + 3 * ka) % (DIGITS // 2)
+
+    @cute.jit
+    def leave(self, g: Given, z: cute.Tensor, at, me):
+        """Out, tile by tile of two k1 each. at: (head, which half of the k1)"""
+        (head, half), u, thread = at, me // tk.WARPGROUP, me % tk.WARPGROUP
+        for m in cutlass.range_constexpr(EACH):
+            words = cute.make_rmem_tensor((4,), Int32)
+            for which in cutlass.range_constexpr(2):
+                there = self.place(EACH * which + m, thread // 4, 4 * u + thread % 4)
+                words[2 * which], words[2 * which + 1] = get_words(z, there)
+            to = vectors.run_at(g.spectra, (head, 2 * m + half, u, thread, 0), 8)
+            cute.autovec_copy(words, cute.recast_tensor(to, Int32))

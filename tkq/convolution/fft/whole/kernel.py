@@ -1,44 +1,42 @@
 """y = post * (the causal convolution of pre * u with a filter per head), of up to 32768 tokens in bf16, of which a
 thread block has all in shared memory: u is read once, y written once."""
+import math
+from functools import partial
 from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.sequences import Place
+from tkq.convolution.fft.operands import Operands
 from tkq.convolution.fft.spec import COLS
-from tkq.convolution.fft.transform import TILE
+from tkq.convolution.fft.tables import BIAS
 from tkq.convolution.fft.whole import digits
 from tkq.convolution.fft.whole.digits import POINTS, SCALES, TILES
+from tkq.convolution.fft.whole.forth import Forth, Shared
+from tkq.convolution.fft.whole.kept import Kept, fake_kept
 from tkq.convolution.fft.whole.steps import MINE, Steps
-from tkq.convolution.fft.whole.tokens import WholeTokens
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
-OUTER = POINTS * (SCALES[0] * SCALES[1] * SCALES[2]) ** 2
+OUTER = round(math.log2(POINTS * math.prod(SCALES) ** 2))  # the power of 2 that results have too many
 
 
 class Given(NamedTuple):
-    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and what it was divided by (H,)
-    fp32, as `launch.spectra` makes them, gates and y as u."""
+    """u (B, H, L), the filter's spectrum (H, 16 tiles, 4, 128 threads, 8) fp16 and the exponent of what it was divided
+    by (H,) int32, as `launch.spectra` makes them, gates and y as u; of a spec that keeps them, spectra and exponents of
+    `Kept`."""
 
     u: cute.Tensor
     spectrum: cute.Tensor
-    divided: cute.Tensor
+    of_filter: cute.Tensor
     pre: Optional[cute.Tensor]
     post: Optional[cute.Tensor]
     y: cute.Tensor
-
-
-class Shared(NamedTuple):
-    """A block's: factors, the sequence, magnitudes of warps."""
-
-    factors: digits.Factors
-    tiles: tk.SharedTile
-    of_warps: cute.Tensor
+    kept: Optional[cute.Tensor] = None
+    exponents: Optional[cute.Tensor] = None
 
 
 class WholeSequence:
@@ -59,21 +57,17 @@ class WholeSequence:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.tokens, self.steps = WholeTokens(spec, tk.element_type(spec.dtype)), Steps()
+        self.forth, self.steps = Forth(spec, config), Steps()
+        self.tokens = self.forth.tokens
 
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
-        """Compiled for any sizes and strides, but of neighbouring tokens."""
-        spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-
-        def operand():
-            steps = [fake.sym64(divisibility=spec.vector) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
-
-        gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        spectrum = fake.tensor("fp16", (H, TILES, 4, tk.WARPGROUP, 8))
-        return operand(), (spectrum, fake.tensor("fp32", (H,)), *gates, operand()), Int32(0)
+        operands = Operands(self.spec)
+        spectrum = fake.tensor("fp16", (operands.H, TILES, 4, tk.WARPGROUP, 8))
+        kept = fake_kept(operands) if self.spec.keeps else ()
+        of_filter = spectrum, fake.tensor("int32", (operands.H,), align=4)
+        return operands.one(), (*of_filter, *operands.gates(), operands.one(), *kept), Int32(0)
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
@@ -85,67 +79,42 @@ class WholeSequence:
 
     @cute.kernel
     def kernel(self, g: Given):
-        al, n = tk.SharedAllocator(), self.config.warpgroups
-        s = Shared(digits.allocate(al), al.tile(TILE, TILES),
-                   al.allocate_tensor(Int32, cute.make_layout((4, 1, n)), 16))
-        digits.fill(s.factors, cute.arch.thread_idx()[0], self.config.threads)
-        tk.publish()
-        tk.sync_block()
-        columns, asked = digits.of_columns(), self.tokens.asked(g.pre)
+        s, columns = self.forth.begin(back=True), digits.of_columns()
+        asked = self.tokens.asked(g.pre)
         first, step, end = cute.arch.block_idx()[0], cute.arch.grid_dim()[0], g.u.shape[0] * g.u.shape[1]
-        self.tokens.ask(asked, g.u, g.pre, self.place(g, first))
+        self.tokens.ask(asked, g.u, g.pre, self.forth.place(g.u, first))
         for item in cutlass.range(first, end, step, unroll=1):
-            self.sequence(g, s, asked, columns, (self.place(g, item), self.place(g, item + step)))
-
-    def place(self, g: Given, item):
-        """Of a sequence; behind the last one, one that is not there."""
-        B, H, _ = g.u.shape
-        there = item < B * H
-        return Place(cutlass.select_(there, item // B, Int32(0)), cutlass.select_(there, item % B, B), Int32(0))
+            places = self.forth.place(g.u, item), self.forth.place(g.u, item + step)
+            self.sequence(g, s, asked, columns, places)
 
     @cute.jit
     def sequence(self, g: Given, s: Shared, asked, columns: cute.Tensor, places):
         """places: this sequence's, the next one's."""
         (place, following), f, mine = places, s.factors, range(MINE)
         wg, barrier = tk.warpgroup_id(), 1 + tk.warpgroup_id()
-        self.tokens.prefetch(g.u, following)
-        if const_expr(g.pre is not None):
-            self.tokens.prefetch(g.pre, following)
-        self.tokens.note(asked, s.of_warps)
-        tk.sync_block()  # all have done with the sequence before, too
-        most, narrow = self.tokens.largest(s.of_warps), tk.rt(COLS, Float16)
-        for i in cutlass.range_constexpr(len(asked)):
-            self.tokens.tokens.divided(narrow, asked[i], most, 0)
-            tk.store(s.tiles[len(asked) * wg + i], narrow)
-        tk.publish()
-        tk.sync(barrier, tk.WARPGROUP)  # which has chunks of its own
-        held = [self.steps.forth(s.tiles, f, i) for i in mine]
-        tk.sync_block()
-        for i in mine:
-            self.steps.scatter_frequencies(s.tiles, held[i], i)
-        self.publish()
+        most = self.forth.enter(s, asked, (g.u, g.pre), following)
         for i in cutlass.range(MINE, unroll=1):
             t, filters = MINE * wg + i, cute.make_rmem_tensor((4, 4), Int32)
             for u in cutlass.range_constexpr(4):
                 there = vectors.run_at(g.spectrum, (place.head, t, u, tk.thread_in_warpgroup(), 0), 8)
                 cute.autovec_copy(cute.recast_tensor(there, Int32), filters[None, u])
-            self.steps.middle(s.tiles[t], f, filters, columns, barrier)
+            leave = None
+            if const_expr(self.spec.keeps):
+                leave = partial(Kept(g.kept, g.exponents).leave, place, t)
+            self.steps.middle(s.tiles[t], f, (filters, columns), barrier, leave)
+        if const_expr(self.spec.keeps):
+            Kept(g.kept, g.exponents).leave_exponent(place, most)
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
         held = [self.steps.back(s.tiles, f, i) for i in mine]
         tk.sync_block()
         for i in mine:
             self.steps.scatter_tokens(s.tiles, held[i], i)
-        self.publish()
+        self.forth.publish()
         self.tokens.ask(asked, g.u, g.pre, following)
-        factor = self.tokens.factor(most, g.divided[place.head] * Float32(1.0 / OUTER))
+        scale = self.tokens.scale(most, g.of_filter[place.head] - BIAS - OUTER)
         for i in cutlass.range(MINE, unroll=1):
             acc = tk.rt(COLS)
             self.steps.last(acc, s.tiles, f, i)
             tk.mma_wait()
-            self.tokens.store(g.y, g.post, acc, factor, place, MINE * wg + i)
-
-    def publish(self):
-        """What threads have put into tiles is there for all of the block's products."""
-        tk.publish()
-        tk.sync_block()
+            self.tokens.store(g.y, g.post, acc, scale, place, MINE * wg + i)

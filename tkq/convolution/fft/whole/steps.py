@@ -1,6 +1,7 @@
 """A sequence's transforms forth and back, tile by tile: products, and factors in fp16 between them."""
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float16
+from cutlass import Float16, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS
@@ -33,6 +34,11 @@ def put_across(pairs):
 def put_down(pairs):
     """Words of a tile whose rows are real and imaginary parts."""
     return [x for half in HALVES for u in QUARTERS for x in pairs[half][u]]
+
+
+def of_thread(words, u):
+    """Of a thread's words of such a spectrum those of block u of 8 kb: of its two rows (real, imaginary)."""
+    return [word for half in HALVES for word in across(words, half, u)]
 
 
 class Steps:
@@ -76,14 +82,16 @@ class Steps:
             store_matrices(first + ((chunk + u) ^ (row & 7)) * CHUNK, *pairs[u], *pairs[u + 1])
 
     @cute.jit
-    def middle(self, tile, f: Factors, filters, columns: cute.Tensor, barrier):
+    def middle(self, tile, f: Factors, factors, barrier, leave: cutlass.Constexpr = None):
         """The transforms over a and b of a tile, times the filter's spectrum, and back over kb; in the tile's place.
-        filters: 4 x 4 words of a thread's. columns: w(1024)^(b ka)."""
-        acc, narrow = tk.rt(COLS), tk.rt(COLS, Float16)
+        factors: (the filter's, 4 x 4 words of a thread; w(1024)^(b ka)). leave: is given the spectrum's words."""
+        (filters, columns), acc, narrow = factors, tk.rt(COLS), tk.rt(COLS, Float16)
         by = self.spectrum(acc, narrow, tile, f, columns)
         tk.sync(barrier, tk.WARPGROUP)  # all have read the tile
         tk.mma_wait()
         words = narrow_words(acc)
+        if const_expr(leave is not None):
+            leave(words)
         of = lambda h, u: (filters[2 * h, u], filters[2 * h + 1, u])
         fill_words(narrow, put_across([[complex_times(across(words, h, u), of(h, u)) for u in QUARTERS]
                                        for h in HALVES]))

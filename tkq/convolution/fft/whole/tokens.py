@@ -9,8 +9,8 @@ from cutlass.cutlass_dsl import dsl_user_op
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.spec import COLS
-from tkq.convolution.fft.tables import INFINITE, power
-from tkq.convolution.fft.tokens import EACH, Asked, Tokens, _load16, store16
+from tkq.convolution.fft.tables import BIAS, EXPONENT, INFINITE, power, power_of, power_of_two
+from tkq.convolution.fft.tokens import EACH, Asked, Tokens, load16, store16
 from tkq.convolution.fft.whole.digits import DIGITS, POINTS, digit_of
 from tkq.tile import vectors
 from tkq.tile.assembly import ptx
@@ -77,7 +77,7 @@ class WholeTokens:
         """Four words of neighbours. at: (address, token, how many tokens further)"""
         (address, token, more), (B, _, L) = at, x.shape
         if const_expr(self.spec.vector > 1):
-            return _load16(address + 2 * more, (place.batch < B) & (token + more < L))
+            return load16(address + 2 * more, (place.batch < B) & (token + more < L))
         held = cute.make_rmem_tensor((EACH,), self.dtype)
         held.fill(0.0)
         for e in cutlass.range_constexpr(EACH):
@@ -100,22 +100,28 @@ class WholeTokens:
         most[0, 0], most[1, 0] = found, found
         return most
 
-    def factor(self, most, scale):
-        """What a sequence's results are multiplied by: scale, and what it was divided by; NaN where it had some."""
+    def scale(self, most, exponent):
+        """(factor, exponent of another) that a sequence's results are multiplied by: what it was divided by times
+        2^exponent, which may be more than an fp32 has where the results are not; NaN where it had some."""
         _, up = power(most[0, 0], self.spec.above)
-        return cutlass.select_(most[0, 0] < INFINITE, up, Float32.inf - Float32.inf) * scale
+        exponent = (up.bitcast(Int32) >> EXPONENT) - BIAS + exponent
+        factor = cutlass.select_(most[0, 0] < INFINITE, power_of_two(exponent), Float32.inf - Float32.inf)
+        return factor, cutlass.max(exponent - BIAS, 0)
 
     @cute.jit
-    def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, factor, place: Place, chunk):
-        """y = a chunk of each digit n1, times factor, times the gate, rounded once."""
-        L, more = y.shape[2], None
+    def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, scale, place: Place, chunk):
+        """y = a chunk of each digit n1, times scale, times the gate, rounded once. scale: as `scale` has it."""
+        (factor, rest), numbers, L, more = scale, result.tensor, y.shape[2], None
+        if rest > 0:
+            for i in cutlass.range_constexpr(COLS // 2):
+                numbers[i] = numbers[i] * power_of(rest)
         token = self.first(digit_of(tk.first_row())[0], chunk, 0)
         first = self.address(y, place, token)
         if const_expr(gate is not None):
             more = self.address(gate, place, token)
         for half in cutlass.range_constexpr(2):
             further = COLS // 2 * half
-            values = [result.tensor[2 * self.tokens.word(j, 0, half) + e] * factor for j in range(4) for e in range(2)]
+            values = [numbers[2 * self.tokens.word(j, 0, half) + e] * factor for j in range(4) for e in range(2)]
             if const_expr(gate is not None):
                 by = tk.rt(COLS, self.dtype)
                 self.put(by, self.eight(gate, place, (more, token, further)), 0, half)
