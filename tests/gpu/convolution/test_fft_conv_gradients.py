@@ -1,4 +1,4 @@
-"""fft_conv's gradients on the GPU: what is around tensors that are parts of larger ones."""
+"""fft_conv's gradients on the GPU: what is around tensors that are parts of larger ones; one gradient at a time."""
 import math
 
 import pytest
@@ -31,3 +31,15 @@ def test_nan_behind_the_ends_of_what_gradients_read(L):
     found = gradients(wide[0, :3, :2, :L], taps[:2, :L], wide[1, :3, :2, :L])
     for ours, theirs in zip(found, want, strict=True):
         assert ours.isfinite().all() and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("L", [4088, 20000])
+def test_one_gradient(L):
+    """Of u, of k or of d alone: what it is where all are asked for."""
+    given = make(3, 2, L, L, d=True)
+    leaves = given["u"], given["k"], given["d"]
+    dy = leaves[0].detach().flip(0)
+    for i, want in enumerate(torch.autograd.grad(tkq.fft_conv(*leaves), leaves, dy)):
+        alone = [x.detach().requires_grad_(j == i) for j, x in enumerate(leaves)]
+        found, = torch.autograd.grad(tkq.fft_conv(*alone), alone[i], dy)
+        assert found.dtype == want.dtype and (found - want).norm() <= 2**-8 * want.norm(), "ukd"[i]
