@@ -75,6 +75,7 @@ class Shared:
     values: tk.Pipe
     states: tk.Pipe
     dys: tk.Pipe
+    outputs: Optional[tk.Pipe] = None  # a's, where x's does not bring it
 
 
 def visited(spec: FeatureSpec, t, i):

@@ -32,20 +32,24 @@ class HedgehogSpec:
         return 2 * self.features == self.head_dim
 
 
+OF = "queries", "keys"
+OF_WINDOW = "all", "keys"
+
+
 @dataclass(frozen=True)
 class WindowSpec:
-    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them."""
+    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them. of: "all", or of keys and values
+    alone, where the launch for queries has the others."""
 
     dtype: str
     head_dim: int
+    of: str = "all"
 
     def __post_init__(self):
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
+                                   ("of", self.of, OF_WINDOW)):
             if got not in allowed:
                 raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
-
-
-OF = "queries", "keys"
 
 
 @dataclass(frozen=True)
