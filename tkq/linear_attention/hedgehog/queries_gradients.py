@@ -13,7 +13,6 @@ from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.features import softmax
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_kernel import put
 from tkq.linear_attention.hedgehog.window_rows import Rows, make_rows, numbers, of_scores, sums
 from tkq.tile import vectors
 
@@ -28,8 +27,6 @@ class Window:
     past: tk.RegTile
     dp_now: tk.RegTile
     dp_past: tk.RegTile
-    ds_now: tk.RegTile  # rounded: operands
-    ds_past: tk.RegTile
     rows: Rows
 
 
@@ -43,7 +40,7 @@ class QueryPart:
     @cute.jit
     def run(self, g, s, t):
         c = make_gradient(self.spec, self.dtype)
-        w = Window(*[tk.rt_fl(CHUNK) for _ in range(4)], *[tk.rt(CHUNK, self.dtype) for _ in range(2)], make_rows())
+        w = Window(*[tk.rt_fl(CHUNK) for _ in range(4)], make_rows())
         less, power = near_power(self.spec, g, t)
         scale, powers = g.linear[t.head] * less, s.power
         powers[tk.thread_in_warpgroup() % 4, 0] = power
@@ -56,7 +53,7 @@ class QueryPart:
         for i in cutlass.range(t.chunks, unroll=1):
             self.add_features(g, s, t, c, one, (i, scale))
             self.make_scores(g, s, t, c, w, (tokens, one), i)
-            self.put_all(g, s, c, w, tokens, (t.batch, t.head, i, 0))
+            self.put_all(g, s, c, tokens, (t.batch, t.head, i, 0))
             tokens.advance()
         tk.store_wait(read=False)
 
@@ -86,7 +83,6 @@ class QueryPart:
         tk.store(s.dy[0], c.dy)
         tk.publish()
         s.dys.commit(one)
-        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # it is an operand of this warpgroup, too
 
     @cute.jit
     def row_dots(self, g, t, c: Gradient, i):
@@ -112,7 +108,7 @@ class QueryPart:
 
     @cute.jit
     def make_scores(self, g, s, t, c: Gradient, w: Window, rings, i):
-        """ds_now, ds_past; the factors' gradients, to global memory."""
+        """ds of both chunks to shared memory, the factors' gradients to global memory."""
         (tokens, one), rows, past = rings, w.rows, self.past_stage(rings[0], i)
         s.others.wait(tokens)
         tk.mm_ABt(w.now, s.x[tokens.stage], s.y[tokens.stage])
@@ -136,22 +132,30 @@ class QueryPart:
         sums(rows, ((w.now, w.dp_now), (w.past, w.dp_past)), g.scale * tk.LOG2E)
         numbers(rows, (g.linear[t.head], g.window[t.head]), lambda n, x: tk.store_rows(
             g.of_factors[n, t.batch, t.head, None], x, i * CHUNK, g.tokens))
-        of_scores(w.ds_now, w.now, w.dp_now, rows, g.scale)
-        of_scores(w.ds_past, w.past, w.dp_past, rows, g.scale)
+        if tk.warp_id() % 4 == 0:
+            tk.store_wait()
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left their room; dy is there
+        for n, x, dp in ((0, w.now, w.dp_now), (1, w.past, w.dp_past)):
+            narrow = tk.rt(CHUNK, self.dtype)
+            of_scores(narrow, x, dp, rows, g.scale)
+            tk.store(s.ds[n], narrow)
+        tk.publish()
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
 
     @cute.jit
-    def put_all(self, g, s, c: Gradient, w: Window, tokens, at):
+    def put_all(self, g, s, c: Gradient, tokens, at):
         """dq to global memory, and the next chunk's y meanwhile."""
         i, y = at[2], s.y
         tk.mm_ABt(c.dx, s.dy[0], s.maps[0])
         if cutlass.const_expr(self.spec.dtype != "bf16"):
             tk.mma_wait(0)
             tk.mul(c.dx, c.dx, s.power[0, 0])
-        tk.mma_AB(c.dx, w.ds_now, y[tokens.stage])
-        tk.mma_AB(c.dx, w.ds_past, y[self.past_stage(tokens, i)])
+        tk.mma_AB(c.dx, s.ds[0], y[tokens.stage])
+        tk.mma_AB(c.dx, s.ds[1], y[self.past_stage(tokens, i)])
         self.features.begin_y(s, c, following(tokens))
         tk.mma_wait(1)
         if i > 0:
             s.others.release(following(tokens, -1))
-        put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # ds has been read
+        self.features.put(g.dx, s.out[0], c.dx, at)
         tk.mma_wait(0)

@@ -132,13 +132,15 @@ class QueryGradients:
     @cute.kernel
     def kernel(self, g: Globals):
         al, x = tk.SharedAllocator(), self.x_tile
+        out = al.tile(x)
+        ds = out.scratch(self.f_tile) if self.spec.head_dim == 2 * CHUNK else al.tile(self.f_tile, 2)
         s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2),
-                   al.tile(self.f_tile, SIDES), al.tile(self.state_tile, SIDES), al.tile(self.f_tile), al.tile(x),
+                   al.tile(self.f_tile, SIDES), al.tile(self.state_tile, SIDES), al.tile(self.f_tile), out,
                    al.vector(FEATURES, STATE_WARPS), al.vector(FEATURES, 2 * SIDES), al.vector(4),
                    al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, STATE_WARPS + WARPS),
                    al.pipe(2, x.bytes, STATE_WARPS + WARPS), al.pipe(2, x.bytes, STATE_WARPS + WARPS),
                    al.pipe(1, 0, WARPS, producers=STATE_WARPS), al.pipe(1, 0, STATE_WARPS, producers=WARPS),
-                   al.pipe(1, x.bytes, WARPS))
+                   al.pipe(1, x.bytes, WARPS), ds)
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.tokens, s.others, s.values, s.states, s.dys,
                                                   s.outputs)])
         head, batch, _ = cute.arch.block_idx()
