@@ -4,17 +4,19 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.feature_gradients import GRADIENTS_BARRIER, Gradient, GradientPart, make_gradient
 from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.features import softmax
+from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import Rows, make_rows, numbers, of_scores, sums
 from tkq.tile import vectors
+from tkq.tile.assembly import opaque_sum
 
 LANES, VECTOR = 4, 8  # threads that have a row, and the neighbours that each has of it
 
@@ -28,6 +30,13 @@ class Window:
     dp_now: tk.RegTile
     dp_past: tk.RegTile
     rows: Rows
+
+
+def anew(t: Task) -> Task:
+    """The same, of which the compiler knows nothing: it makes addresses of it where they are used, in each chunk, as
+    there are no registers to keep them."""
+    batch, head = (Int32(opaque_sum(Int64(x), Int64(0))) for x in (t.batch, t.head))
+    return Task(batch, head, t.chunks)
 
 
 class QueryPart:
@@ -49,6 +58,7 @@ class QueryPart:
         one = tk.Ring(tokens.count, 1)  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
         self.features.begin_y(s, c, tokens)
+        self.prefetch_outputs(g, t, 0)
         tk.mma_wait(0)
         for i in cutlass.range(t.chunks, unroll=1):
             self.add_features(g, s, t, c, one, (i, scale))
@@ -63,12 +73,14 @@ class QueryPart:
     def add_features(self, g, s, t, c: Gradient, one, chunk):
         """dy, to shared memory; delta and less, to global memory, too."""
         i, scale = chunk
-        tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+        here = anew(t)
+        tk.load_rows(c.inverse, g.inverse[here.batch, None, here.head], i * CHUNK, g.tokens)
         s.outputs.wait(one)
         s.states.wait(one)
         for side in cutlass.range_constexpr(2):
             tk.mm_ABt(c.d[side], s.a[one.stage], s.state[side])
         self.row_dots(g, t, c, i)
+        self.prefetch_outputs(g, t, i + 1)
         softmax(c.e, c.row, c.y, 1.0)
         tk.mma_wait(0)
         tk.zero(c.far)
@@ -76,7 +88,7 @@ class QueryPart:
         softmax(c.y, c.row, c.y, -1.0)
         self.features.add_side(s, c, c.y, 1, i)
         s.states.release(one)
-        self.features.put_less(g, t, c, i)
+        self.features.put_less(g, anew(t), c, i)
         tk.mul(c.row, c.inverse, scale)
         tk.apply_narrow(c.dy, lambda d, w: d * w, c.d[0], c.row)
         s.dys.acquire_empty(one)
@@ -87,18 +99,28 @@ class QueryPart:
     @cute.jit
     def row_dots(self, g, t, c: Gradient, i):
         """delta = o do. A row's four threads take pieces of 16 bytes in turns, straight from global memory."""
+        here = anew(t)
         for r in cutlass.range_constexpr(2):
             token = cutlass.min(i * CHUNK + tk.first_row() + 8 * r, g.tokens - 1)
-            pieces = [[vectors.load(vectors.run_at(m, (t.batch, token, t.head, VECTOR * (LANES * n + tk.lane_id() % LANES)),
-                                                   VECTOR)) for m in (g.o, g.do)]
-                      for n in range(self.spec.head_dim // (VECTOR * LANES))]
-            total = [Float32(0.0), Float32(0.0)]
-            for o, do in pieces:
-                for e, (x, y) in enumerate(zip(vectors.wide(o), vectors.wide(do))):
-                    total[e % 2] = cute.math.fma(x, y, total[e % 2])
-            c.delta.tensor[r] = total[0] + total[1]
+            c.delta.tensor[r] = self.row_dot(g, here, token)
         tk.quad_sum(c.delta)
-        tk.store_rows(g.delta[t.batch, None, t.head], c.delta, i * CHUNK, g.tokens)
+        tk.store_rows(g.delta[here.batch, None, here.head], c.delta, i * CHUNK, g.tokens)
+
+    def prefetch_outputs(self, g, t, i):
+        """Of a chunk that is to come: nothing else brings them. Half a row of each thread."""
+        here, thread = anew(t), tk.thread_in_warpgroup()
+        token = cutlass.min(i * CHUNK + thread // 2, g.tokens - 1)
+        at = here.batch, token, here.head, thread % 2 * (self.spec.head_dim // 2)
+        vectors.prefetch(vectors.run_at(g.o, at, VECTOR))
+
+    def row_dot(self, g, here, token):
+        """This thread's part of a row's."""
+        total = Float32(0.0)
+        for n in range(self.spec.head_dim // (VECTOR * LANES)):
+            at = here.batch, token, here.head, VECTOR * (LANES * n + tk.lane_id() % LANES)
+            for o, do in zip(*(vectors.wide(vectors.load(vectors.run_at(m, at, VECTOR))) for m in (g.o, g.do))):
+                total = cute.math.fma(o, do, total)
+        return total
 
     # ---- the window ----------------------------------------------------------------------------
 
@@ -130,8 +152,9 @@ class QueryPart:
         if i > 0:
             s.values.release(following(tokens, -1))
         sums(rows, ((w.now, w.dp_now), (w.past, w.dp_past)), g.scale * tk.LOG2E)
-        numbers(rows, (g.linear[t.head], g.window[t.head]), lambda n, x: tk.store_rows(
-            g.of_factors[n, t.batch, t.head, None], x, i * CHUNK, g.tokens))
+        here = anew(t)
+        numbers(rows, (g.linear[here.head], g.window[here.head]), lambda n, x: tk.store_rows(
+            g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens))
         if tk.warp_id() % 4 == 0:
             tk.store_wait()
         tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left their room; dy is there

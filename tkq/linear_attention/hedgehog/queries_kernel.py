@@ -160,9 +160,9 @@ class QueryGradients:
         tk.load_async(s.x[tokens.stage], g.x, (t.batch, t.head, 0, 0), s.tokens.acquire(tokens))
         for i in cutlass.range(t.chunks, unroll=1):
             tk.load_async(s.a[outputs.stage], g.a, (t.batch, t.head, i, 0), s.outputs.acquire(outputs))
+            tk.load_async(s.b[values.stage], g.b, (t.batch, t.head, i, 0), s.values.acquire(values))
             tokens.advance()  # behind the last chunk zeros: there is a y of a next chunk, too
             tk.load_async(s.x[tokens.stage], g.x, (t.batch, t.head, i + 1, 0), s.tokens.acquire(tokens))
-            tk.load_async(s.b[values.stage], g.b, (t.batch, t.head, i, 0), s.values.acquire(values))
             tk.load_async(s.y[others.stage], g.y, (t.batch, t.head, i, 0), s.others.acquire(others))
             for ring in (outputs, values, others):
                 ring.advance()
