@@ -48,7 +48,8 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7, whole: bool |
     o, inverse, q, k, v, q_map, k_map, linear, window = saved
     # which float16 alone needs
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
-    of_queries, of_keys = any(needs[i] for i in (0, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
+    # of keys, too: what the largest score of a window gets less begins with a sum that the launch for queries makes
+    of_queries, of_keys = any(needs[i] for i in (0, 1, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
     if of_queries and (whole_queries() if whole is None else whole):
         return _with_whole_queries(do, saved, largest, of_keys)
     delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))

@@ -79,7 +79,7 @@ def window_recipe(spec: WindowSpec) -> Recipe:
 class Window(NamedTuple):
     """What the launch for the window takes, as `window_kernel.Operands` has it, but for gradients. inverse: of each
     token 1 over its denominator. delta: o do. less: what features' gradients without weights have of features, or None:
-    then the factors' gradients are of no use."""
+    then all but dv is of no use."""
 
     q: Tensor
     k: Tensor

@@ -75,11 +75,11 @@ class QueryPart:
         i, scale = chunk
         here = anew(t)
         tk.load_rows(c.inverse, g.inverse[here.batch, None, here.head], i * CHUNK, g.tokens)
+        self.row_dots(g, t, c, i)
         s.outputs.wait(one)
         s.states.wait(one)
         for side in cutlass.range_constexpr(2):
             tk.mm_ABt(c.d[side], s.a[one.stage], s.state[side])
-        self.row_dots(g, t, c, i)
         self.prefetch_outputs(g, t, i + 1)
         softmax(c.e, c.row, c.y, 1.0)
         tk.mma_wait(0)
@@ -88,7 +88,7 @@ class QueryPart:
         softmax(c.y, c.row, c.y, -1.0)
         self.features.add_side(s, c, c.y, 1, i)
         s.states.release(one)
-        self.features.put_less(g, anew(t), c, i)
+        self.features.put_less(g, t, c, i)
         tk.mul(c.row, c.inverse, scale)
         tk.apply_narrow(c.dy, lambda d, w: d * w, c.d[0], c.row)
         s.dys.acquire_empty(one)
