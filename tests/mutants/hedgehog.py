@@ -110,14 +110,14 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/feature_state.py",
         ("hedgehog_features_take_up_the_chunk_before_at_once", """
             self.put_state(s, c, side, states, i)
-            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+            self.add_others(g, s, t, c, side, (before, others, one), i - 1, scale)
          """, """
-            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+            self.add_others(g, s, t, c, side, (before, others, one), i - 1, scale)
             self.put_state(s, c, side, states, i)
          """, GRADIENTS),
         ("hedgehog_map_gradient_without_the_last_chunk", """
             before.advance()
-        self.begin_map(s, c, side, (before, one))
+        self.begin_map(s, c, side, before, one)
          """, "before.advance()", GRADIENTS),
         ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
          "for warp in cutlass.range_constexpr(1):", GRADIENTS),

@@ -14,7 +14,7 @@ from tkq.linear_attention.hedgehog.features import softmax
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import Rows, make_rows, numbers, of_scores, sums
+from tkq.linear_attention.hedgehog.window_rows import Rows, factors_of, make_rows, numbers, of_scores, sums
 from tkq.tile import vectors
 from tkq.tile.assembly import opaque_sum
 
@@ -23,7 +23,7 @@ LANES, VECTOR = 4, 8  # threads that have a row, and the neighbours that each ha
 
 @dataclass(frozen=True)
 class Window:
-    """Registers of a chunk's pairs: scores and products of do and v, with its own keys and those of the chunk before."""
+    """Registers of a chunk's pairs: scores and products of do and v, of its own keys and of the chunk's before."""
 
     now: tk.RegTile
     past: tk.RegTile
@@ -153,8 +153,7 @@ class QueryPart:
             s.values.release(following(tokens, -1))
         sums(rows, ((w.now, w.dp_now), (w.past, w.dp_past)), g.scale * tk.LOG2E)
         here = anew(t)
-        numbers(rows, (g.linear[here.head], g.window[here.head]), lambda n, x: tk.store_rows(
-            g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens))
+        numbers(rows, (g.linear[here.head], g.window[here.head]), factors_of(g, here, i))
         if tk.warp_id() % 4 == 0:
             tk.store_wait()
         tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left their room; dy is there

@@ -12,7 +12,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
-from tkq.linear_attention.hedgehog.window_rows import make_rows, numbers, of_scores, sums
+from tkq.linear_attention.hedgehog.window_rows import factors_of, make_rows, numbers, of_scores, sums
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -208,8 +208,7 @@ class WindowGradients:
             s.tokens.release(tokens)
             s.keys.release(before)
             sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
-            numbers(rows, (linear, window), None if self.keys_alone else lambda n, x: tk.store_rows(
-                g.of_factors[n, t.batch, t.head, None], x, i * CHUNK, g.tokens))
+            numbers(rows, (linear, window), None if self.keys_alone else factors_of(g, t, i))
             s.pairs.acquire_empty(out)
             for n, x, dp in ((0, now, dp_now), (1, past, dp_past)):
                 self.put_pairs(s, n, (x, dp), rows, g.scale)

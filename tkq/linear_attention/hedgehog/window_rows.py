@@ -79,6 +79,11 @@ def numbers(rows: Rows, factors, put=None):
     tk.mul(rows.inverse, rows.inverse, window)
 
 
+def factors_of(g, t, i):
+    """For `numbers`: the factors' gradients of each token of a chunk, to global memory."""
+    return lambda n, x: tk.store_rows(g.of_factors[n, t.batch, t.head, None], x, i * CHUNK, g.tokens)
+
+
 def of_scores(narrow: tk.RegTile, x, dp, rows: Rows, scale):
     """narrow = the gradients of scores, whose exponentials are x, rounded."""
     tk.apply_narrow(narrow, lambda e, d, inverse, delta, less: scale * (
