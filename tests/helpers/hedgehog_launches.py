@@ -40,8 +40,13 @@ def query_gradients(given):
     return dq, less, sum(maps)
 
 
-def key_gradients(given):
+def key_gradients(given, added=None):
     """As `launch.key_gradients`."""
+    if added is not None:
+        *found, maps = key_gradients(given)
+        for to, more in zip(added, found):
+            to += more
+        return *added, maps
     weight, power = _weights(given)
     dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
     others = _features(given.y, given.y_map) * (weight / power)[..., None]
@@ -113,9 +118,11 @@ def _put(given, at, dy, power, dx):
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 
-def window_of_keys(given, dk, dv):
+def window_of_keys(given):
     """As `launch.window_of_keys`."""
-    window_gradients(given, torch.zeros_like(given.q), dk, dv)
+    dq, dk, dv = (torch.zeros_like(x) for x in given[:3])
+    window_gradients(given, dq, dk, dv)
+    return dk, dv
 
 
 def all_query_gradients(given):

@@ -259,9 +259,10 @@ def test_machine_code_of_the_windows_gradients():
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("dtype, of", [("bf16", "queries"), ("bf16", "keys"), ("fp16", "keys")])
-def test_machine_code_of_the_features_gradients(dtype, of):
-    spec = FeatureSpec(dtype, 128, of)
+@pytest.mark.parametrize("dtype, of, adds", [("bf16", "queries", False), ("bf16", "keys", False),
+                                             ("fp16", "keys", False), ("bf16", "keys", True)])
+def test_machine_code_of_the_features_gradients(dtype, of, adds):
+    spec = FeatureSpec(dtype, 128, of, adds)
     sass.assert_sass(feature_recipe(spec), of_features(spec))
 
 

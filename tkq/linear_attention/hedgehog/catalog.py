@@ -51,7 +51,8 @@ def of_window(spec: WindowSpec) -> Expectation:
     few, *others = (KEYS_ALONE if alone else WindowConfig()).registers
     of_queries = 0 if alone else 8 * (spec.head_dim // 64)
     return Expectation(tensor=4 * (spec.head_dim // 16) + of_queries + 16,
-                       instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
+                       instructions=LOADS if alone else (*LOADS[::2], "UTMAREDG"),
+                       roles=((few, 1), *((n, 1) for n in others)))
 
 
 def of_features(spec: FeatureSpec) -> Expectation:
@@ -60,7 +61,8 @@ def of_features(spec: FeatureSpec) -> Expectation:
     few, some, many = feature_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
-    return Expectation(tensor=products, instructions=LOADS, roles=((few, 1), (some, 2), (many, 1)))
+    instructions = (*LOADS[::2], "UTMAREDG") if spec.adds else LOADS
+    return Expectation(tensor=products, instructions=instructions, roles=((few, 1), (some, 2), (many, 1)))
 
 
 def of_queries(spec: FeatureSpec) -> Expectation:

@@ -75,9 +75,9 @@ def _with_whole_queries(do, saved, largest, of_keys):
     found = all_query_gradients(OfQueries(q, k, do, v, q_map, k_map, o.contiguous(), inverse, largest, linear, window))
     dk = dv = dk_map = None
     if of_keys:
-        dk, dv, dk_map = key_gradients(OfFeatures(k, q, v, do, k_map, q_map, inverse, found.delta, largest, linear))
-        window_of_keys(Window(q, k, v, do, inverse, found.delta, found.less, linear, window), dk, dv)
-        dk_map = dk_map.sum(0)
+        dk, dv = window_of_keys(Window(q, k, v, do, inverse, found.delta, found.less, linear, window))
+        of_keys = OfFeatures(k, q, v, do, k_map, q_map, inverse, found.delta, largest, linear)
+        dk_map = key_gradients(of_keys, (dk, dv))[2].sum(0)
     return Gradients(found.dq, dk, dv, found.dq_map.sum(0), dk_map, *found.factors.sum((1, 2)))
 
 

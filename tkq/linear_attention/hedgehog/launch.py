@@ -103,9 +103,11 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
     return found.transpose(2, 3)
 
 
-def window_of_keys(given: Window, dk: Tensor, dv: Tensor):
-    """`window_gradients` of keys and values alone: dk and dv are added to."""
+def window_of_keys(given: Window) -> tuple:
+    """The window's part of (dk, dv) alone."""
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.k, given.v))
     _in_window("keys", given, (None, dk, dv), None)
+    return dk, dv
 
 
 def _in_window(of, given, added, found):
@@ -145,20 +147,20 @@ def query_gradients(given: OfFeatures) -> tuple:
     return dq, less, _of_features("queries", given, (dq, None, less))
 
 
-def key_gradients(given: OfFeatures) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
-    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
-    return dk, dv, _of_features("keys", given, (dk, dv, None))
+def key_gradients(given: OfFeatures, added: tuple | None = None) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v. added: dk and dv, to be added to."""
+    dk, dv = added or (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
+    return dk, dv, _of_features("keys", given, (dk, dv, None), added is not None)
 
 
-def _of_features(of, given, made):
+def _of_features(of, given, made, adds=False):
     x, *others = given
     B, _, H, D = x.shape
     dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
-    key = of, x.get_device(), x.dtype, D
+    key = of, adds, x.get_device(), x.dtype, D
     if key not in _launchers:
         arch.require_hopper(x.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
+        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of, adds)))
     _launchers[key](x, (*others, *made, dmap))
     return dmap
 

@@ -22,7 +22,7 @@ QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that h
 class Operands(NamedTuple):
     """q, k, v, do, dq, dk, dv: (B, S, H, D), the last three to be added to. inverse, delta, less: (B, S, H) fp32.
     linear, window: factors, (H,) fp32. of_factors: (2, B, H, S) fp32, gradients of linear and of window. Of keys alone
-    dq and of_factors are None."""
+    dq and of_factors are None, dk and dv to be written."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -101,8 +101,8 @@ class WindowGradients:
                                                     is of a chunk before the first, whose p and ds are 0: chunk 0 again
       pairs     1        warps of pairs (4)         warps of queries and keys (8)
 
-    Of keys alone, dq and the factors' gradients are another launch's: no warpgroup of queries, whose warps release
-    nothing.
+    Of keys alone, dq and the factors' gradients are another launch's: there is no warpgroup of queries, whose warps
+    would release stages. dK and dV are written: the features' launch, which moves fewer bytes, adds its own to them.
     """
 
     def __init__(self, spec: WindowSpec, config: WindowConfig):
@@ -132,9 +132,10 @@ class WindowGradients:
         # (batch, token, head, col) to (token, col, head, batch)
         rows = [x if x is None else cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
                 for x in operands[:7]]
+        put = tk.gl.store if self.keys_alone else tk.gl.add
         g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]],
                     None if self.keys_alone else tk.gl.add(rows[4], self.p_tile),
-                    *[tk.gl.add(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
+                    *[put(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
         self.kernel(g).launch(
             grid=[rows[0].shape[2], rows[0].shape[3], 1], block=[(4 - self.keys_alone) * tk.WARPGROUP, 1, 1],
             stream=stream, min_blocks_per_mp=1)
