@@ -17,6 +17,7 @@ from tkq.reference import hedgehog as reference
 from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
+SLOW = pytest.mark.slow
 NAMES = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 
 
@@ -238,11 +239,12 @@ def test_gradients(S):
     check_gradients(*make(2, S, 2, 128))
 
 
-@pytest.mark.parametrize("S", [1, 65, 460])
+@pytest.mark.parametrize("S", [pytest.param(1, marks=SLOW), pytest.param(65, marks=SLOW), 460])
 def test_gradients_by_a_launch_of_all_of_queries(S):
     check_gradients(*make(2, S, 2, 128), whole=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharp, scale", [(8.0, 1.0), (40.0, 6.0), (0.0, 0.0)])
 def test_gradients_of_hard_data_by_a_launch_of_all_of_queries(sharp, scale):
     """No further from float64 than those of the launches apart."""
@@ -265,7 +267,7 @@ def test_gradients_of_float16_by_a_launch_of_all_of_queries():
     check_gradients(*given, whole=True)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=SLOW)])
 def test_the_gradient_of_keys_alone(whole):
     """Is the same as with those of others."""
     given = make(1, 200, 2, 128)
