@@ -30,7 +30,7 @@ SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{nam
     "suffix_sums.py::test_sums_that_cancel"))
 PACKED_SUMS = (f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts0-40013-dtype0]",
                f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts1-1000-dtype1]")
-PACKED_COLUMNS = tuple(f"{TESTS}test_packed.py::test_results_and_gradients[dtype0-{op} of columns-]"
+PACKED_COLUMNS = tuple(f"'{TESTS}test_packed.py::test_results_and_gradients[dtype0-{op} of columns-]'"
                        for op in ("linear_attn", "gated_delta_rule"))
 SPLIT, SPLIT_DELTA = ((f"{TESTS}test_split.py::{name}",) for name in (
     "test_gates_of_tokens[1000-5]", "test_the_delta_rule[130-8]"))
