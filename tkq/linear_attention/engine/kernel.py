@@ -52,8 +52,7 @@ class LinearAttention:
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
-    what rounding takes from an operand, P, S' or values that decay, goes through the tensor cores as a second one; but
-    for P of second operands (see `both_ways.BothWays`).
+    what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
