@@ -160,7 +160,7 @@ MUTANTS = (
         "fp8_attention_integers", FOLDER + "softmax.py",
         ("nan_is_lost", "regs.max.tensor[r] = cutlass.select_(top != top, top, regs.max.tensor[r])", "pass", NONE)),
     *family(
-        "tile_exp2", "tkq/tile/exp2_float8.py",
+        "tile_exp2_e4m3", "tkq/tile/exp2_float8.py",
         ("no_curve", "CURVE = 175.7", "CURVE = 0.0", EXPONENTS), ("rounded_down", "LESS = 24", "LESS = 88", EXPONENTS),
         ("one_row_s_shift", "begin = [0.5 - shift.tensor[row] * (1 / RANGE) for row in range(2)]",
          "begin = [0.5 - shift.tensor[0] * (1 / RANGE) for row in range(2)]", EXPONENTS),

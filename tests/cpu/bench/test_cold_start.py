@@ -32,7 +32,7 @@ def test_a_process_measures_a_case_in_a_copy_of_itself():
 # In a fork all first calls, for what they import; in the process itself those without gradients once more, for the
 # kernels of torch's that they launch.
 FIRST_CALLS = """
-import os, sys, types
+import os, sys
 from torch.utils._python_dispatch import TorchDispatchMode
 from bench.studies import cold_process, cold_start
 cold_process.imported()
@@ -45,9 +45,8 @@ class Seen(TorchDispatchMode):
             print("launches", op, f, flush=True)
         return f(*args, **(kwargs or {}))
 
-on_cpu = vars(smoke.inputs("cpu"))
 dry_run.begin()
-calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
+calls = smoke.cases(smoke.inputs("meta"))
 process = os.fork()
 if not process:
     before = set(sys.modules)
