@@ -6,7 +6,8 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes --slow", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
-INTEGERS, NONE = (TESTS + "test_p_by_integers",), (TESTS + "test_numbers_that_are_none_by_integers",)
+INTEGERS, NONE = ((f"tests/gpu/attention/test_fp8_integers.py::{name}",) for name in (
+    "test_p_by_integers", "test_numbers_that_are_none_by_integers"))
 EXPONENTS = ("tests/gpu/tile/test_tile_narrow.py::test_exp2_e4m3",)
 WINDOWS = tuple(f"{WINDOWS[0]}[{case}]" for case in ("two_level-128", "two_level-256", "fast-64"))
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options --slow",)

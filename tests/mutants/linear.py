@@ -30,6 +30,8 @@ SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{nam
     "suffix_sums.py::test_sums_that_cancel"))
 PACKED_SUMS = (f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts0-40013-dtype0]",
                f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts1-1000-dtype1]")
+PACKED_COLUMNS = tuple(f"'{TESTS}test_packed.py::test_results_and_gradients[dtype0-{op} of columns-]'"
+                       for op in ("linear_attn", "gated_delta_rule"))
 SPLIT, SPLIT_DELTA = ((f"{TESTS}test_split.py::{name}",) for name in (
     "test_gates_of_tokens[1000-5]", "test_the_delta_rule[130-8]"))
 PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
@@ -61,6 +63,7 @@ MUTANTS = (
         ("diagonals_of_the_first_sequence",
          '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):',
          '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first)))):', PACKED_SSD),
+        ("own_tensors_of_no_piece", 'found["own"] = g.own._replace(**own)', "pass", PACKED_COLUMNS),
         ("a_token_of_the_next_sequence", "return first, end", "return first, cutlass.min(end + 1, g.tokens)", APART),
         ("gates_of_the_first_sequence", "at = x.iterator + Int64(first) * strides[batch + 1]",
          "at = x.iterator + Int64(0) * strides[batch + 1]", PACKED),

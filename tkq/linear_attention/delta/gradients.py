@@ -28,7 +28,8 @@ behind it, of what queries and keys as they come later take, less what they give
 
     q dq - k x + k y - k w          x[t]: D u of queries from t on     y[t]: of keys behind t
 
-All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers.
+All are made of the same u and dv of 16 bits, with states, and values that they take up, in two parts: the sums are
+differences of equal numbers. A chunk's pairs are rounded once, for both sides of a difference.
 What takes the same state is one launch: dq and w of S, x - y of D, which takes up two keys and values of each token
 (see `engine.second`), and from which w is taken off where it is made. Of two tokens of a chunk both launches have the
 same scores, do u and dv u: with gates' gradients the first launch gives keys what the chunk's pairs have for them, too,

@@ -52,7 +52,7 @@ class LinearAttention:
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
-    what rounding takes from an operand, P, S' or values that decay, goes through the tensor cores as a second one.
+    what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
@@ -188,8 +188,8 @@ class LinearAttention:
         tk.prefetch(g.q, g.k, g.v, *(x for x in (g.o,) if x is not None))
         for i in cutlass.range(t.chunks, unroll=1):
             sem = s.tokens.acquire(ring)
-            for tile, x, at in self.tokens_of(g, s, t, ring.stage, self.order(t, i)):
-                tk.load_async(tile, x, at, sem)
+            for load in self.tokens_of(g, s, t, ring.stage, self.order(t, i)):
+                tk.load_async(*load, sem)
             ring.advance()
 
     def tokens_of(self, g, s, t, stage, chunk):
@@ -312,8 +312,7 @@ class LinearAttention:
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             if const_expr(spec.writes):
                 write = self.both_ways.write if spec.both_ways else self.write
-                write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip,
-                                   written))
+                write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip, written))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             self.delta.kept_by(wg)

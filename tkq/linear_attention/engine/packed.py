@@ -126,8 +126,9 @@ class Sequences:
 
 
 def placed(g, piece: Piece):
-    """g, a kernel's tensors and sizes, as a piece's tokens have it: those of its fields that there are."""
-    first, written, found = piece.first, piece.end - piece.first, {}
+    """g, a kernel's tensors and sizes, as a piece's tokens have it: those of its fields that there are, and of its
+    ``own``, which only one package has."""
+    first, written, found, own = piece.first, piece.end - piece.first, {}, {}
     for names, of in ((("q", "k", "v", "x", "q2", "k2", "v2", "inverse", "less", "second", "rest"),
                        lambda x: x.part(piece.rows)),
                       (("o", "dv", "of_x", "o2", "kept"),
@@ -136,8 +137,11 @@ def placed(g, piece: Piece):
                       (("dots",), lambda x: _tokens(x, first, 1)),
                       (("checkpoints",), lambda x: _tokens(x, first // (CHUNK * g.every))),
                       (("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):
-        there = {name: getattr(g, name, None) for name in names}
-        found.update({name: of(x) for name, x in there.items() if x is not None})
+        for fields, to in ((g, found), (getattr(g, "own", None), own)):
+            there = {name: getattr(fields, name, None) for name in names}
+            to.update({name: of(x) for name, x in there.items() if x is not None})
+    if own:
+        found["own"] = g.own._replace(**own)
     return replace(g, tokens=piece.rows, **found)
 
 
