@@ -151,7 +151,7 @@ def test_rows_and_steps(now, tokens):
     in_units(rows, q, units.QUERIES)
     s = SimpleNamespace(units=[rows], k=[tile(k)], firsts=Memory([None] * (4 * K)),
                         whole=SimpleNamespace(steps=Memory([None] * (5 * K))))
-    g = SimpleNamespace(A_log=A_log.tolist(), bias=bias.tolist(), bound=bound, tokens=tokens)
+    g = SimpleNamespace(own=SimpleNamespace(A_log=A_log.tolist(), bias=bias.tolist(), bound=bound), tokens=tokens)
     of, t = Blocks(None, of_columns(2), 4), SimpleNamespace(head=head)
     for now.thread in range(128):
         mine = of.begin(g, t)
