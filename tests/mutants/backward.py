@@ -254,7 +254,7 @@ MUTANTS = (
                 s.dq_pipe.release(part)
          """, "    s.dq_pipe.release(part)", ORDERED_STORES),
         ("ordered_dq_over_another_senders", """
-                for other in range(self.config.dq_senders):
+                for other in range(DQ_SENDERS):
                     s.dq_pipe.acquire_empty(PartOfSender(other, 0))
          """, "    pass", ORDERED_AT_ONCE)),
     *family(
