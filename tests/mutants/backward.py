@@ -270,6 +270,10 @@ MUTANTS = (
         ("ordered_wide_dq_added_to_what_is_not_there", "first = self.scheduler.blocks_before(g, t, m) == 0",
          "first = self.scheduler.blocks_before(g, t, m) < 0", ORDERED_WIDE)),
     *family(
+        "backward", FOLDER + "backward/postprocess.py",
+        ("ordered_wide_dq_that_no_block_has_stored", "return None if added is None else added[n] > 0", "return None",
+         ("tests/gpu/attention/test_attention_backward_forms.py::test_ordered[256-True-]",))),
+    *family(
         "backward", FOLDER + "backward/dq_serial.py",
         ("dq_signalled_before_it_is_there", """
             tk.store_wait(but * rows * cols, read=False)

@@ -61,8 +61,8 @@ def _in_turns(spec):
 
 def _ordered_section(spec, length):
     """The more heads in turns, the later a block begins than the one before it in the order of a tile. In a causal
-    problem, with two tiles of queries to a block, it is behind it by itself. At head_dim 256 a block that is far behind
-    finds nothing in L2: with 64 MB 0.60 to 0.97 of the speed that is usual, with 32 MB 0.96 to 1.03 (H200)."""
+    problem, with two tiles of queries to a block, it is behind it by itself. At head_dim 256 with
+    64 MB, more than L2, 0.61 to 0.97 of the speed that is usual, with 32 MB 0.95 to 1.03 (H200)."""
     if spec.width == 256:
         return 32
     if spec.right:
@@ -117,8 +117,8 @@ _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 20
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
-# At head_dim 256 blocks of shared heads, each with all its query heads, are at more tiles than L2 holds: causal 0.47 to
-# 0.61 of the speed that is usual (16/4, S 2048 and 8192, H200), for 0.87 to 0.99 with a kernel of its own for dQ.
+# At head_dim 256 blocks with shared heads, each with all its query heads, soon are at more tiles than L2 holds: causal
+# 0.47 to 0.61 of the speed that is usual (16/4, S 2048 and 8192, H200), for 0.87 and 0.99 by a kernel of its own.
 _DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
                128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2),
                256: replace(_D256, dq_reduce="ordered", dq_stages=0, persistent=True, store_from_registers=True,
