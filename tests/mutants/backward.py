@@ -254,7 +254,7 @@ MUTANTS = (
                 s.dq_pipe.release(part)
          """, "    s.dq_pipe.release(part)", ORDERED_STORES),
         ("ordered_dq_over_another_senders", """
-                for other in range(self.config.dq_senders):
+                for other in range(DQ_SENDERS):
                     s.dq_pipe.acquire_empty(PartOfSender(other, 0))
          """, "    pass", ORDERED_AT_ONCE)),
     *family(
@@ -269,6 +269,10 @@ MUTANTS = (
          ORDERED_WIDE_AT_ONCE),
         ("ordered_wide_dq_added_to_what_is_not_there", "first = self.scheduler.blocks_before(g, t, m) == 0",
          "first = self.scheduler.blocks_before(g, t, m) < 0", ORDERED_WIDE)),
+    *family(
+        "backward", FOLDER + "backward/postprocess.py",
+        ("ordered_wide_dq_that_no_block_has_stored", "return None if added is None else added[n] > 0", "return None",
+         ("tests/gpu/attention/test_attention_backward_forms.py::test_ordered[256-True-]",))),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
         ("dq_signalled_before_it_is_there", """

@@ -16,6 +16,8 @@ DQ_SERIAL = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4}
 BRIEF64 = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4, "stages": 2}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 ORDERED = {**HELPER_WARPS, "dq_reduce": "ordered", "dq_stages": 2}
+ORDERED256 = {**HELPER_WARPS, "ping_pong": False, "dq_reduce": "ordered", "dq_stages": 0, "l2_section_mb": 32,
+              "registers": (32, 64, 208, 208)}
 
 
 def shown(value):
@@ -27,7 +29,7 @@ def shown(value):
     pytest.param(64, True, HELPER_WARPS, marks=pytest.mark.slow), *(  # planned, but for a gradient of lse
         pytest.param(*each, marks=pytest.mark.slow) for each in (
             (128, True, DQ_SERIAL), (128, False, DQ_SERIAL), (64, True, BRIEF64), (128, True, ORDERED),
-            (128, False, ORDERED))), *[
+            (128, False, ORDERED), (256, True, ORDERED256), (256, False, ORDERED256))), *[
         pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)
 def test_form(dim, causal, change, monkeypatch):

@@ -202,15 +202,15 @@ def backward_ordered_at_once():
 
 def backward_ordered_wide():
     """From registers."""
-    from tkq.attention.backward.plan import _D256_ORDERED
+    from tkq.attention.backward.plan import _DQ_ORDERED
 
-    backward(_D256_ORDERED, dim=256, deterministic=True)
+    backward(_DQ_ORDERED[256], dim=256, deterministic=True)
 
 
 def backward_ordered_wide_at_once():
-    from tkq.attention.backward.plan import _D256_ORDERED
+    from tkq.attention.backward.plan import _DQ_ORDERED
 
-    backward(_D256_ORDERED, dim=256, causal=False, few=False, deterministic=True)
+    backward(_DQ_ORDERED[256], dim=256, causal=False, few=False, deterministic=True)
 
 
 def backward_packed(config, lengths=None, causal=False):

@@ -37,6 +37,7 @@ def _choices():
             yield BackwardSpec("bf16", dim, **varlen, **options), "medium", 1
     yield BackwardSpec("bf16", 128, left=True, varlen=True), "medium", 1
     yield BackwardSpec("bf16", 256, left=True, right=True, deterministic=True), "medium", 1
+    yield from ((BackwardSpec("bf16", 256, deterministic=True, **varlen), "medium", group) for group in (1, 4))
 
 
 def _name(spec, length, group):

@@ -6,6 +6,7 @@ from tkq.attention.backward.spec import BackwardSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
+DQ_SENDERS = 2  # helper warps that send dQ with dq_reduce "ordered", or give it its turn: they take tiles in turns
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
@@ -26,9 +27,8 @@ class BackwardConfig:
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
     (``dq_serial``); "ordered": through shared memory, by warps that wait for the blocks before, so that dQ has the same
     bits in each run (``dq_ordered``).
-    dq_senders: with "ordered", helper warps that send dQ, which take tiles in turns; dq_stages: parts of dQ in shared
-    memory, one for each sender, or one in all, or 0: it goes from registers (``dq_ordered_registers``).
-    convert_behind: with "ordered", ``BackwardPostprocess`` converts dQ, not the helper warps.
+    dq_stages: with "ordered", parts of dQ in shared memory, one for each of DQ_SENDERS or one in all; or 0: it goes
+    from registers (``dq_ordered_registers``), and ``BackwardPostprocess`` converts it, not the helper warps.
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -66,8 +66,6 @@ class BackwardConfig:
     tail_waves: int = 1
     heads_per_task: int = 0
     dq_stages: int = 1
-    dq_senders: int = 2
-    convert_behind: bool = False
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
@@ -97,6 +95,11 @@ class BackwardConfig:
     def dq_from_registers(self) -> bool:
         """dQ is added up from registers, not by way of shared memory."""
         return self.dq_reduce == "atomic" or (self.ordered and not self.dq_stages)
+
+    @property
+    def converts_behind(self) -> bool:
+        """With helper warps that do not convert dQ: a kernel behind does."""
+        return self.ordered and self.dq_from_registers
 
     def adds_dq(self, spec: BackwardSpec) -> bool:
         """Is dQ added up by the blocks that have the keys? Else a kernel of its own makes it."""
@@ -155,12 +158,10 @@ class BackwardConfig:
         return self
 
     def _check_ordered(self, width):
-        if self.dq_senders not in (1, 2, 3) or self.dq_stages not in (0, 1, self.dq_senders):
-            raise ValueError(f"{self}: dq_senders is 1, 2 or 3, dq_stages 0, 1 or as many")
+        if self.dq_stages not in (0, 1, DQ_SENDERS):
+            raise ValueError(f"{self}: dq_stages is 0, 1 or {DQ_SENDERS}")
         if self.ordered and (not self.helper_warps or self.fuse_preprocess or self.by_query_head):
             raise ValueError(f"{self}: dq_reduce ordered needs helper_warps, without fuse_preprocess and by_query_head")
-        if self.convert_behind and not self.ordered:
-            raise ValueError(f"{self}: convert_behind needs dq_reduce ordered")
         if self.ordered and self.tile // 64 * (width // self.dq_cols) % 2:
             raise ValueError(f"{self}: dq_reduce ordered needs an even number of parts of a tile")
 

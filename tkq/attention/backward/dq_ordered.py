@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.config import DQ_SENDERS, BackwardConfig
 from tkq.attention.backward.dq_tile import DqTile, store_or_add
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import signal, wait_count, words_of
@@ -28,12 +28,12 @@ class OrderedDq:
     """These roles of ``BackwardKernel`` are others:
 
       1 warpgroup (dQ)      dQ = dS K, part by part, each to shared memory | next tile ..
-      dq_senders (warps     wait until the blocks before are in the tile | each part, stored or added, as it comes |
+      DQ_SENDERS (warps     wait until the blocks before are in the tile | each part, stored or added, as it comes |
       from 1 on)            wait until all have arrived, count this block in | its next tile ..
       helper warps          ``ConvertHelperWarps``; all of these too, when there is no task left
 
       pipe      stages      full (arrivals)                    empty (arrivals)
-      dQ        dq_senders  the dQ warpgroup's warps (4)       the stage's sender (1)
+      dQ        DQ_SENDERS  the dQ warpgroup's warps (4)       the stage's sender (1)
 
       in global memory      begins  is added to by
       word, of a tile       0       the sender of each block of keys that sees it, when all parts have arrived (1)
@@ -50,11 +50,11 @@ class OrderedDq:
         self.config, self.tile, self.scheduler, self.helper_warps = config, tile, scheduler, helper_warps
         self.rows, self.cols = config.dq_parts(spec.width)
         self.parts, self.part_bytes = self.rows * self.cols, 64 * config.dq_cols * 4
-        self.one_buffer = config.dq_stages < config.dq_senders
+        self.one_buffer = config.dq_stages < DQ_SENDERS
 
     def pipe(self, al):
         """Of parts, drawn above."""
-        return al.pipe(self.config.dq_senders, 0, 1, producers=4)
+        return al.pipe(DQ_SENDERS, 0, 1, producers=4)
 
     def buffer(self, s, sender):
         """(4, lane, quads, warps): where a sender's parts are."""
@@ -65,7 +65,7 @@ class OrderedDq:
     @cute.jit
     def run(self, g, s):
         dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
-        turn = tk.ring(self.config.dq_senders)
+        turn = tk.ring(DQ_SENDERS)
         self.scheduler.each_task(g, s, lambda t, _: self.make_task(g, s, t, dq, ring, kv, turn))
         self.helper_warps.run(g)
 
@@ -86,7 +86,7 @@ class OrderedDq:
             if const_expr(i == self.parts - 1):
                 s.ds_pipe.release(ring)
             if const_expr(i == 0 and self.one_buffer):
-                for other in range(self.config.dq_senders):
+                for other in range(DQ_SENDERS):
                     s.dq_pipe.acquire_empty(PartOfSender(other, 0))
             part = PartOfSender(sender, i % 2)
             s.dq_pipe.acquire_empty(part)
@@ -100,8 +100,8 @@ class OrderedDq:
     def send(self, g, s):
         """A warp of the first warpgroup but the producer: all that it has to send, if it is a sender."""
         sender = tk.warp_id() - 1
-        if sender < self.config.dq_senders:
-            turn = tk.ring(self.config.dq_senders)
+        if sender < DQ_SENDERS:
+            turn = tk.ring(DQ_SENDERS)
             cute.arch.griddepcontrol_wait()  # the words are zero
             self.scheduler.each_task(g, s, lambda t, _: self.scheduler.each_tile(
                 g, t, lambda _, h, m: self.send_in_turn(g, s, t, h, m, turn, sender)))

@@ -243,7 +243,7 @@ class ConvertHelperWarps(HelperWarps):
 
 
 class SendersAlone(HelperWarps):
-    """With ``convert_behind``: no helper warp does more than ``OrderedDq`` asks of it."""
+    """With ``converts_behind``: no helper warp does more than ``OrderedDqFromRegisters`` asks of it."""
 
     def run(self, g):
         pass

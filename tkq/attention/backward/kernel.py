@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.config import DQ_SENDERS, BackwardConfig
 from tkq.attention.backward.dkv import Dkv
 from tkq.attention.backward.dkv_hdim256 import DkvHdim256
 from tkq.attention.backward.dq_atomic import AddDq
@@ -67,8 +67,10 @@ class BackwardKernel:
       producer       ``Producer``
       dK, dV         ``Dkv``; above head_dim 128 ``DkvHdim256``, whose roles and pipes are drawn there
       dQ             ``DqByTask`` or ``DqByQueryHead``, of a tile ``AddDq`` or ``FirstStoreDq``; ``SerialDq``
-                     or ``OrderedDq``. Where it is not added up, ``DqKernel`` makes it behind
-      helper warps   ``HelperWarps``, ``PreprocessHelperWarps``, ``ConvertHelperWarps`` or none
+                     or ``OrderedDq``, ``OrderedDqFromRegisters``. Where it is not added up, ``DqKernel`` makes it
+                     behind
+      helper warps   ``HelperWarps``, ``PreprocessHelperWarps``, ``ConvertHelperWarps``, ``SendersAlone``
+                     or none
       scheduler      ``TileScheduler``
 
     The dK/dV warpgroups synchronise at the pipes alone: one's elementwise work overlaps another's wgmma. Adding to dQ,
@@ -156,7 +158,7 @@ class BackwardKernel:
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(c.convert_behind):
+        if const_expr(c.converts_behind):
             BackwardPostprocess(spec, c)(parts.acc, dq, layout, scalars.scale, 0, stream,
                                          helper_operands.counters.ready)
         elif const_expr(c.adds_dq(spec) and not c.helper_warps and not (c.serial and self.dq.all_serial)):
@@ -208,7 +210,7 @@ class BackwardKernel:
     @cute.kernel
     def kernel(self, g: Globals):
         c, tiles, warps = self.config, self.tiles, 8  # with keys
-        dq_warps, senders = 4 if c.adds_dq(self.spec) else 0, c.dq_senders if c.ordered else 0
+        dq_warps, senders = 4 if c.adds_dq(self.spec) else 0, DQ_SENDERS if c.ordered else 0
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(tiles.kv, tiles.of_keys), v=al.tile(tiles.kv, tiles.of_keys),
@@ -299,7 +301,7 @@ def helper_warps_of(spec: BackwardSpec, config: BackwardConfig, scheduler: TileS
     """Or None."""
     if not config.helper_warps:
         return None
-    kind = (PreprocessHelperWarps if config.fuse_preprocess else SendersAlone if config.convert_behind else
+    kind = (PreprocessHelperWarps if config.fuse_preprocess else SendersAlone if config.converts_behind else
             ConvertHelperWarps if config.ordered or config.dq_reduce == "first_store" else HelperWarps)
     return kind(spec, config, scheduler)
 

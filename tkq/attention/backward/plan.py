@@ -25,7 +25,7 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
-    if spec.deterministic and spec.dq and not (spec.left or spec.softcap) and spec.width in _DQ_ORDERED:
+    if spec.deterministic and spec.dq and not (spec.left or spec.softcap or (spec.width == 256 and group > 1)):
         return replace(_DQ_ORDERED[spec.width], ping_pong=_in_turns(spec), l2_section_mb=_ordered_section(spec, length))
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
@@ -61,7 +61,10 @@ def _in_turns(spec):
 
 def _ordered_section(spec, length):
     """The more heads in turns, the later a block begins than the one before it in the order of a tile. In a causal
-    problem, with two tiles of queries to a block, it is behind it by itself."""
+    problem, with two tiles of queries to a block, it is behind it by itself. At head_dim 256 with
+    64 MB, more than L2, 0.61 to 0.97 of the speed that is usual, with 32 MB 0.95 to 1.03 (H200)."""
+    if spec.width == 256:
+        return 32
     if spec.right:
         return 16 if spec.width == 128 else 24
     return 32 if length == "long" else 24
@@ -114,12 +117,12 @@ _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 20
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
-# At head_dim 256 a kernel of its own for dQ has 0.82 to 0.91 of the plan's speed, an ordered one 0.78 to 0.90 (H200,
-# S 2048 and 8192).
+# At head_dim 256 blocks with shared heads, each with all its query heads, soon are at more tiles than L2 holds: causal
+# 0.47 to 0.61 of the speed that is usual (16/4, S 2048 and 8192, H200), for 0.87 and 0.99 by a kernel of its own.
 _DQ_ORDERED = {64: replace(_HELPER_WARPS[64], dq_reduce="ordered"),
-               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2)}
-_D256_ORDERED = replace(_D256, dq_reduce="ordered", dq_stages=0, persistent=True, store_from_registers=True,
-                        helper_warps=True, registers=(32, 64, 208, 208), l2_section_mb=64)
+               128: replace(_HELPER_WARPS[128], dq_reduce="ordered", dq_stages=2),
+               256: replace(_D256, dq_reduce="ordered", dq_stages=0, persistent=True, store_from_registers=True,
+                            helper_warps=True, registers=(32, 64, 208, 208))}
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
@@ -136,6 +139,7 @@ def shipped():
     kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
              "causal_softcap": {"softcap": True, **mask}, "causal_dlse": {"dlse": True, **mask},
              "causal_no_dq": {"dq": False, **mask}, "deterministic": same, "causal_deterministic": {**mask, **same},
+             "grouped_deterministic": same, "grouped_causal_deterministic": {**mask, **same},
              "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
              "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
              "varlen_used_window_deterministic": {"varlen": True, "seqused_q": True, "seqused_k": True, "left": True,
