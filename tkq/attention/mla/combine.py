@@ -9,6 +9,7 @@ import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.pairs import PAIR
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
 from tkq.attention.mla.tiles import place_of, rows_of
@@ -51,6 +52,7 @@ class Combine:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
+        self.least = PAIR if config.pairs else 1  # splits of a task for which there is nothing to do
 
     def launch(self, g, parts, stream):
         self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
@@ -70,7 +72,10 @@ class Combine:
             found = self.tasks(g, smem)
         if const_expr(self.config.pdl):  # the plan was there before the blocks before launched this kernel
             cute.arch.griddepcontrol_launch_dependents()
-            cute.arch.griddepcontrol_wait()
+            me = cute.arch.block_idx()
+            # Without a task a block leaves at once; one that stays lets this kernel end behind the one before.
+            if (found[0] + found[1] > 0) | (me[0] + me[1] == 0):
+                cute.arch.griddepcontrol_wait()
         for few in cutlass.range_constexpr(2):
             self.merge_all(g, smem, found[few], few)
 
@@ -133,7 +138,7 @@ class Combine:
 
     def kinds(self, splits):
         """Are they many, are they few? By the task's own alone: with fixed splits no other task changes its bits."""
-        return splits > FEW, (splits > 1) & (splits <= FEW)
+        return splits > FEW, (splits > self.least) & (splits <= FEW)
 
     def begun(self, g, part):
         """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:

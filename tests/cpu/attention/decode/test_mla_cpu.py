@@ -62,17 +62,18 @@ def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
     def of(page, heads, **spec):
         return plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
 
-    assert of(64, 128).rise == 8 == of(128, 128, lse=True).rise
-    assert not of(64, 16).rise and not of(16, 128).rise and not of(64, 128, sparse=True).rise
-    assert not of(64, 128, float8=True).rise
+    shared = MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True, merging=4)
+    assert of(64, 128) == shared == of(128, 128, lse=True)
+    assert of(64, 16) == MlaConfig(multicast=1) and of(16, 128) == MlaConfig() == of(64, 128, sparse=True)
+    assert of(64, 128, float8=True) == MlaConfig(deep=2)
 
 
 @pytest.mark.parametrize("rise", [-1, 16])
 def test_a_config_refuses_by_name(rise):
     with pytest.raises(ValueError, match=f"rise is {rise}, allowed are 0 to 15"):
         MlaConfig(rise=rise)
-    with pytest.raises(ValueError, match="guess is True, rise is 0"):
-        MlaConfig(guess=True)
+    with pytest.raises(ValueError, match="probe is True, rise is 0"):
+        MlaConfig(probe=True)
 
 
 def test_float8_rows_are_of_each_block_alone():
