@@ -56,51 +56,50 @@ class Output:
             if const_expr(self.config.pairs):
                 lse.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 1]
         tk.sync_arrive(INVERSE_IS_READ, ALL)
-        for o in regs.o:
-            tk.mul_row(o, o, regs.correct)
+        for i in cutlass.range_constexpr(2):
+            self.columns(g, regs.o[i], regs.correct, s, column + i * (HALF // 2))
+        if const_expr(self.config.pairs):
+            if s.splits == PAIR:
+                self.pair(g, smem, regs, lse, s, column)
+
+    @cute.jit
+    def columns(self, g, o, inverse, s, column: cutlass.Constexpr[int]):
+        """Columns of O from ``column`` on, times its rows' factors: the result, or a part's in its slot, in fp32."""
         if s.splits == 1:
-            self.whole(g, regs.o, s, column)
+            tk.mul_row(o, o, inverse)
+            self.whole(g, o, s, column)
         else:
-            self.part(g, regs.o, s, column)
-            if const_expr(self.config.pairs):
-                if s.splits == PAIR:
-                    if const_expr(column == 0):
-                        self.lse_of_part(g, lse, s)
-                    if self.pairs.last(g, smem, s, column == 0):
-                        self.pairs.add(g, regs.o, lse, s, column)
-                        self.whole(g, regs.o, s, column)
-                        if const_expr(column == 0):
-                            self.lse_of_whole(g, lse, s)
-
-    @cute.jit
-    def whole(self, g, halves, s, column: cutlass.Constexpr[int]):
-        """Columns of O from ``column`` on: the result."""
-        rows = rows_of(g.o, g, s)
-        for part in cutlass.range_constexpr(2):
-            o = halves[part]
-            to = cute.make_tensor((rows.iterator + (column + part * o.cols)).align(16),
-                                  cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
-            tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
-
-    @cute.jit
-    def part(self, g, halves, s, column: cutlass.Constexpr[int]):
-        """The same of a part, in its slot, in fp32."""
-        first, rows = place_in_slot(g, s.slot)
-        here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
-        for part in cutlass.range_constexpr(2):
-            o = halves[part]
-            view = o.rows_view
+            (first, rows), view = place_in_slot(g, s.slot), o.rows_view
+            here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             for r in cutlass.range_constexpr(2):
                 row = tk.first_row() + 8 * r
                 if row < here:
-                    self.columns(view, r, list(self.pairs.places(g, first + row, o, column + part * o.cols)))
+                    for place, columns in self.pairs.places(g, first + row, o.cols, column):
+                        some = cute.make_rmem_tensor((len(columns),), Float32)
+                        for e, j in enumerate(columns):
+                            some[e] = view[r, j] * inverse.tensor[r]
+                        cute.autovec_copy(some, place)
 
-    def columns(self, view, r, places):
-        for place, columns in places:
-            some = cute.make_rmem_tensor((len(columns),), Float32)
-            for e, j in enumerate(columns):
-                some[e] = view[r, j]
-            cute.autovec_copy(some, place)
+    def whole(self, g, o, s, column):
+        rows = rows_of(g.o, g, s)
+        to = cute.make_tensor((rows.iterator + column).align(16),
+                              cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
+        tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
+
+    @cute.jit
+    def pair(self, g, smem, regs, lse, s, column: cutlass.Constexpr[int]):
+        """A part of two: the last one has the result."""
+        if const_expr(column == 0):
+            self.lse_of_part(g, lse, s)
+        if self.pairs.last(g, smem, s, column == 0):
+            weights = tk.rv(), tk.rv()
+            self.pairs.weigh(g, lse, weights, s)
+            for i in cutlass.range_constexpr(2):
+                tk.mul_row(regs.o[i], regs.o[i], regs.correct)
+                self.pairs.add(g, regs.o[i], weights, s, column + i * (HALF // 2))
+                self.whole(g, regs.o[i], s, column + i * (HALF // 2))
+            if const_expr(column == 0):
+                self.lse_of_whole(g, lse, s)
 
     @cute.jit
     def lse_of_part(self, g, lse, s):
