@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.mla.pairs import PAIR, Pairs
-from tkq.attention.mla.state import HALF
+from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.tiles import length_of, place_in_slot, place_of, rows_of, sparse
 
 INF = Float32.inf
@@ -94,12 +94,14 @@ class Output:
         if self.pairs.last(g, smem, s, column == 0):
             weights = tk.rv(), tk.rv()
             self.pairs.weigh(g, lse, weights, s)
+            if const_expr(column == 0):  # before the sums, which leave it no registers
+                self.lse_of_whole(g, lse, s)
             for i in cutlass.range_constexpr(2):
+                cute.arch.sync_warp()  # the segment is read again: the sums leave no registers for what is known of it
+                s = Segment.read(smem, regs.segment)
                 tk.mul_row(regs.o[i], regs.o[i], regs.correct)
                 self.pairs.add(g, regs.o[i], weights, s, column + i * (HALF // 2))
                 self.whole(g, regs.o[i], s, column + i * (HALF // 2))
-            if const_expr(column == 0):
-                self.lse_of_whole(g, lse, s)
 
     @cute.jit
     def lse_of_part(self, g, lse, s):

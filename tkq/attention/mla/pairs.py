@@ -37,8 +37,8 @@ class Pairs:
 
     @cute.jit
     def last(self, g, smem, s, leads: cutlass.Constexpr[bool]):
-        """Has the other part been here? Then it is seen, and the bit is 0 again. Blocks that go together, up to 16, have
-        bits of their own. leads: a thread of this half asks."""
+        """Has the other part been here? Then it is seen, and the bit is 0 again. Blocks that go together, up to 16,
+        have bits of their own. leads: a thread of this half asks."""
         ticket = smem.ticket
         tk.sync(ARRIVED, BOTH)
         if const_expr(leads):
