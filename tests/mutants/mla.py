@@ -137,5 +137,6 @@ MUTANTS = (
         ("tasks_of_few_parts_are_left_out", "return splits > FEW, (splits > self.least) & (splits <= FEW)",
          "return splits > FEW, (splits > self.least + 1) & (splits <= FEW)", SHARED),
         ("blocks_with_an_item_leave",
-         "if (me[0] + me[1] == 0) | self.begins(g, found[0], 0) | self.begins(g, found[1], 1):", "if me[0] + me[1] == 0:", SHARED)),
+         "if (me[0] + me[1] == 0) | self.begins(g, found[0], 0) | self.begins(g, found[1], 1):",
+         "if me[0] + me[1] == 0:", SHARED)),
 )

@@ -109,7 +109,7 @@ def test_each_row_has_its_own_factor(monkeypatch):
     assert all(correct[row] == [None, row + 0.5] for row in range(64))
 
 
-@pytest.mark.parametrize("row, column", itertools.product(range(2), range(16)))
+@pytest.mark.parametrize("row, column", list(itertools.product(range(2), range(16))))
 def test_one_score_is_enough_to_rise(monkeypatch, row, column):
     """By more than 2^8 above the number so far, in any of a thread's places; any lane's answer is the warp's."""
     monkeypatch.setattr(cute.arch, "fmax", max)
