@@ -9,7 +9,6 @@ LISTS, LISTS_THAT_LIE, VIEWS = ((f"tests/gpu/attention/test_mla_sparse.py::{name
     "test_lists", "test_what_lies_gives_nan", "test_half_precision_and_views --slow"))
 DIVIDED, RISING, BITS = ((f"{TESTS}{name}",) for name in (
     "test_plans", "test_scores_that_rise", "test_the_same_bits_in_every_run"))
-ONE_SCORE = ("tests/cpu/attention/decode/test_mla_cpu.py::test_one_score_is_enough_to_rise",)
 FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
     "test_pages", "test_lists_that_lie_give_nan"))
 
@@ -59,9 +58,7 @@ MUTANTS = (
          "smem.correct[tk.first_row() + 8 * r, regs.pair.stage] = Float32(1.0)", RISING),
         ("factors_of_the_block_before", "tk.fill(regs.correct, 1.0)", "pass", RISING),
         ("rises_of_all_lanes_alone", "return cute.arch.vote_any_sync(found)", "return cute.arch.vote_all_sync(found)",
-         RISING),
-        ("half_of_a_rows_scores_are_asked", "tops = [s[r, j] for j in range(self.config.keys // 4)]",
-         "tops = [s[r, j] for j in range(self.config.keys // 8)]", ONE_SCORE)),
+         RISING)),
     *family(
         "mla", "tkq/attention/mla/values.py",
         ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED)),
