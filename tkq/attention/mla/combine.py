@@ -9,6 +9,7 @@ import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.pairs import PAIR
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
 from tkq.attention.mla.tiles import place_of, rows_of
@@ -19,7 +20,7 @@ LAYERS = 4  # blocks of threads for each part of the plan
 COLUMNS = 128  # of a row, four to a lane, that a block merges at a time; each warp has some of the splits
 TOGETHER = 8  # parts that a thread has on their way
 FEW = 16  # splits up to which a warp merges them alone
-FEW_PANELS, FEW_TOGETHER = 2, 4  # times COLUMNS that it merges at a time; parts
+FEW_LOADS = 8  # of 16 bytes that a lane of it has on their way
 NORM, TOP, SUMS = 0, 1, 2  # of what a lane sums up: the norm, the largest log-sum-exp; from there on columns
 SUMMED = (NORM, *range(SUMS, SUMS + 4))  # of one panel: what is rescaled
 
@@ -51,15 +52,12 @@ class Combine:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
+        self.panels = FEW_LOADS // config.at_once  # times COLUMNS that a warp merges at a time
+        self.least = PAIR if config.pairs else 1  # splits of a task for which there is nothing to do
 
     def launch(self, g, parts, stream):
         self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
-                              use_pdl=self.config.pdl, **self.residence())
-
-    def residence(self):
-        """Shared memory as the kernel before has it, where so many blocks of threads lie on an SM together."""
-        many = self.config.merging
-        return {"min_blocks_per_mp": many, "preferred_smem_carveout": 100} if many else {}
+                              use_pdl=self.config.pdl)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -69,10 +67,25 @@ class Combine:
         if matches:
             found = self.tasks(g, smem)
         if const_expr(self.config.pdl):  # the plan was there before the blocks before launched this kernel
+            me = cute.arch.block_idx()
             cute.arch.griddepcontrol_launch_dependents()
-            cute.arch.griddepcontrol_wait()
+            # Without an item a block leaves at once; one that stays lets this kernel end behind the one before.
+            if (me[0] + me[1] == 0) | self.begins(g, found[0], 0) | self.begins(g, found[1], 1):
+                cute.arch.griddepcontrol_wait()
         for few in cutlass.range_constexpr(2):
             self.merge_all(g, smem, found[few], few)
+
+    def begins(self, g, found, few):
+        """Has this block an item?"""
+        me, blocks = cute.arch.block_idx(), cute.arch.grid_dim()
+        return (me[1] * blocks[0] + me[0]) * (WARPS if few else 1) < found * self.each(g, few)
+
+    def each(self, g, few):
+        """Items of a task."""
+        return g.partial.shape[1] * (HEAD_DIM_V // self.columns(few))
+
+    def columns(self, few):
+        return COLUMNS * self.panels if few else COLUMNS
 
     @cute.jit
     def tasks(self, g, smem):
@@ -88,10 +101,9 @@ class Combine:
     def merge_all(self, g, smem, found, few: cutlass.Constexpr):
         """few: a warp has an item, else a block."""
         me, blocks, warps = cute.arch.block_idx(), cute.arch.grid_dim(), WARPS if few else 1
-        columns = COLUMNS * FEW_PANELS if few else COLUMNS
+        columns, each = self.columns(few), self.each(g, few)
         items = HEAD_DIM_V // columns
         rows = g.partial.shape[1] // g.together
-        each = g.partial.shape[1] * items
         first = (me[1] * blocks[0] + me[0]) * warps + (tk.warp_id() if few else 0)
         for item in cutlass.range(first, found * each, blocks[0] * blocks[1] * warps, unroll=1):
             t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
@@ -133,7 +145,7 @@ class Combine:
 
     def kinds(self, splits):
         """Are they many, are they few? By the task's own alone: with fixed splits no other task changes its bits."""
-        return splits > FEW, (splits > 1) & (splits <= FEW)
+        return splits > FEW, (splits > self.least) & (splits <= FEW)
 
     def begun(self, g, part):
         """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:
@@ -185,10 +197,10 @@ class Combine:
 
     @cute.jit
     def merge_few(self, g, t, place):
-        """A warp: eight columns of a row to a lane, of all splits."""
-        sums = self.empty(FEW_PANELS)
-        for first in cutlass.range(0, t.splits, FEW_TOGETHER, unroll=1):
-            self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)
+        """A warp: some columns of a row to a lane, of all splits."""
+        sums = self.empty(self.panels)
+        for first in cutlass.range(0, t.splits, self.config.at_once, unroll=1):
+            self.add(g, t, (first, t.splits), place, sums, self.config.at_once)
         self.end(g, t, place, sums)
 
     def empty(self, panels):

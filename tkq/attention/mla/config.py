@@ -15,15 +15,7 @@ class MlaConfig:
     n * 2^rise at most in fp32, below 2^47 of its 2^128 for 2^31 keys, and values to that times the largest of them. The
     first block's largest score is taken whatever it is, as all but -inf exceeds -inf.
 
-    guess: exponentials of a block are made before its largest scores are known, as if none rose by so much, and again
-    where one did.
-
-    woven: products of the scores whose Q lies in shared memory, and which take all that this gives, lie between those
-    whose Q is in registers, so that tiles can land at all times. early: groups of the scores' products, the last ones,
-    that the left half of the values does not wait for.
-
-    late: quarters of the values, beside the left half, that lie under the softmax of the block behind: of the right
-    half's two products the last ones.
+    early: groups of the scores' products, the last ones, that the left half of the values does not wait for.
 
     lean: between a block's scores and P nothing is waited for that could be there before, and no thread branches.
 
@@ -31,8 +23,11 @@ class MlaConfig:
     only where one of them says so.
 
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
-    of 16 columns, two and the two 8 behind them. merging: blocks of threads of the merge kernel on an SM; 0: as many as
-    its registers leave room for."""
+    of 16 columns, two and the two 8 behind them.
+
+    pairs: tasks of two parts are left out there, and merged by the part that is last.
+    at_once: parts of a task of few whose results a warp of the merge kernel loads together, of the fewer columns the
+    more there are: 4 or 8."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -40,21 +35,20 @@ class MlaConfig:
     multicast: int = 0
     pdl: bool = True
     rise: int = 0
-    guess: bool = False
-    woven: bool = False
     early: int = 0
-    late: int = 0
     lean: bool = False
     probe: bool = False
     packed: bool = False
-    merging: int = 0
+    pairs: bool = False
+    at_once: int = 4
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:
             raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
-        for name in ("guess", "probe"):
-            if getattr(self, name) and not self.rise:
-                raise ValueError(f"MlaConfig: {name} is True, rise is 0; allowed are 1 to 15")
+        if self.at_once not in (4, 8):
+            raise ValueError(f"MlaConfig: at_once is {self.at_once}, allowed are 4 and 8")
+        if self.probe and not self.rise:
+            raise ValueError("MlaConfig: probe is True, rise is 0; allowed are 1 to 15")
 
     @property
     def cluster(self) -> int:

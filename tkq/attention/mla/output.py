@@ -5,8 +5,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.mla.spec import HEAD_DIM_V
-from tkq.attention.mla.state import HALF
+from tkq.attention.mla.pairs import PAIR, Pairs
+from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.tiles import length_of, place_in_slot, place_of, rows_of, sparse
 
 INF = Float32.inf
@@ -15,8 +15,8 @@ Q_IS_THERE, INVERSE_IS_THERE, INVERSE_IS_READ = 1, 2, 3  # barriers
 
 
 class Output:
-    def __init__(self, spec, packed=False):
-        self.spec, self.packed = spec, packed
+    def __init__(self, spec, config):
+        self.spec, self.config, self.pairs = spec, config, Pairs(spec, config)
 
     @cute.jit
     def scores(self, g, smem, regs, s):
@@ -34,56 +34,89 @@ class Output:
             regs.norm.tensor[r] = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
         tk.sync(INVERSE_IS_READ, ALL)  # that of the segment before
         tk.store_rows(smem.inverse[None, 0], regs.norm, 0, ROWS)
+        if const_expr(self.config.pairs):
+            tk.store_rows(smem.inverse[None, 1], lse, 0, ROWS)
         tk.sync_arrive(INVERSE_IS_THERE, ALL)  # and on to the next segment, whatever the others still have to do
-        self.log_sum(g, lse, s)
+        if s.splits == 1:
+            self.lse_of_whole(g, lse, s)
+        else:
+            if const_expr(self.config.pairs):
+                if s.splits != PAIR:  # whose log-sum-exp goes with the values
+                    self.lse_of_part(g, lse, s)
+            else:
+                self.lse_of_part(g, lse, s)
 
     @cute.jit
     def values(self, g, smem, regs, s, column: cutlass.Constexpr[int]):
         """Half of O's columns, from ``column`` on."""
         tk.sync(INVERSE_IS_THERE, ALL)
+        lse = tk.rv()
         for r in cutlass.range_constexpr(2):
             regs.correct.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 0]
+            if const_expr(self.config.pairs):
+                lse.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 1]
         tk.sync_arrive(INVERSE_IS_READ, ALL)
-        for part in cutlass.range_constexpr(2):
-            self.columns(g, regs.o[part], regs.correct, s, column + part * (HALF // 2))
+        for i in cutlass.range_constexpr(2):
+            self.columns(g, regs.o[i], regs.correct, s, column + i * (HALF // 2))
+        if const_expr(self.config.pairs):
+            if s.splits == PAIR:
+                self.pair(g, smem, regs, lse, s, column)
 
     @cute.jit
     def columns(self, g, o, inverse, s, column: cutlass.Constexpr[int]):
         """Columns of O from ``column`` on, times its rows' factors: the result, or a part's in its slot, in fp32."""
         if s.splits == 1:
             tk.mul_row(o, o, inverse)
-            rows = rows_of(g.o, g, s)
-            to = cute.make_tensor((rows.iterator + column).align(16),
-                                  cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
-            tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
+            self.whole(g, o, s, column)
         else:
             (first, rows), view = place_in_slot(g, s.slot), o.rows_view
             here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             for r in cutlass.range_constexpr(2):
                 row = tk.first_row() + 8 * r
                 if row < here:
-                    at = g.partial.iterator + ((first + row) * HEAD_DIM_V + column)
-                    each = 4 if const_expr(self.packed) else 2  # see MlaConfig: columns 8 j and on, and 8 (j + 1)
-                    for j in cutlass.range_constexpr(0, o.cols // 8, each // 2):
-                        some = cute.make_rmem_tensor((each,), Float32)
-                        for e in cutlass.range_constexpr(each):
-                            some[e] = view[r, 2 * j + e] * inverse.tensor[r]
-                        to = (at + (8 * j + tk.first_col() * (each // 2))).align(4 * each)
-                        cute.autovec_copy(some, cute.make_tensor(to, cute.make_layout(each)))
+                    for place, columns in self.pairs.places(g, first + row, o.cols, column):
+                        some = cute.make_rmem_tensor((len(columns),), Float32)
+                        for e, j in enumerate(columns):
+                            some[e] = view[r, j] * inverse.tensor[r]
+                        cute.autovec_copy(some, place)
+
+    def whole(self, g, o, s, column):
+        rows = rows_of(g.o, g, s)
+        to = cute.make_tensor((rows.iterator + column).align(16),
+                              cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
+        tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
 
     @cute.jit
-    def log_sum(self, g, lse, s):
-        if s.splits > 1:
-            first, rows = place_in_slot(g, s.slot)
-            here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
-            tk.store_rows(cute.make_tensor(g.partial_lse.iterator + first, cute.make_layout(rows)), lse, 0, here)
-        else:
-            if const_expr(self.spec.lse):
-                tk.mul(lse, lse, tk.LN2)
-                batch, head, query = g.lse.stride
-                sequence, first = place_of(g, s)
-                at = g.lse.iterator + Int64(sequence) * batch
-                if const_expr(sparse(g)):
-                    at = at + Int64(first) * query
-                rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
-                tk.store_rows(rows, lse, s.tile * ROWS, g.queries * g.group)
+    def pair(self, g, smem, regs, lse, s, column: cutlass.Constexpr[int]):
+        """A part of two: the last one has the result."""
+        if const_expr(column == 0):
+            self.lse_of_part(g, lse, s)
+        if self.pairs.last(g, smem, s, column == 0):
+            weights = tk.rv(), tk.rv()
+            self.pairs.weigh(g, lse, weights, s)
+            if const_expr(column == 0):  # before the sums, which leave it no registers
+                self.lse_of_whole(g, lse, s)
+            for i in cutlass.range_constexpr(2):
+                cute.arch.sync_warp()  # the segment is read again: the sums leave no registers for what is known of it
+                s = Segment.read(smem, regs.segment)
+                tk.mul_row(regs.o[i], regs.o[i], regs.correct)
+                self.pairs.add(g, regs.o[i], weights, s, column + i * (HALF // 2))
+                self.whole(g, regs.o[i], s, column + i * (HALF // 2))
+
+    @cute.jit
+    def lse_of_part(self, g, lse, s):
+        first, rows = place_in_slot(g, s.slot)
+        here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
+        tk.store_rows(cute.make_tensor(g.partial_lse.iterator + first, cute.make_layout(rows)), lse, 0, here)
+
+    @cute.jit
+    def lse_of_whole(self, g, lse, s):
+        if const_expr(self.spec.lse):
+            tk.mul(lse, lse, tk.LN2)
+            batch, head, query = g.lse.stride
+            sequence, first = place_of(g, s)
+            at = g.lse.iterator + Int64(sequence) * batch
+            if const_expr(sparse(g)):
+                at = at + Int64(first) * query
+            rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
+            tk.store_rows(rows, lse, s.tile * ROWS, g.queries * g.group)

@@ -16,8 +16,10 @@ def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> Mla
 
 def loaded(blocks: int) -> MlaConfig:
     """Of tiles that TMA loads for so many blocks; 0: by cp.async. With 16 heads, and with lists of rows, the memory is
-    waited for, not what rescales sums."""
-    return MlaConfig(multicast=blocks, rise=8 if blocks == 2 else 0)
+    waited for, not what rescales sums, and partial results are short."""
+    if blocks == 2:
+        return MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True, pairs=True)
+    return MlaConfig(multicast=blocks)
 
 
 def multicast(page: int, tiles: int, together: int) -> int:

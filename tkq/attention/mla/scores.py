@@ -15,8 +15,6 @@ from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
 from tkq.attention.mla.tiles import lane_now, length_of, rows_of, see_tile
 
-STEP = 16  # columns of a product
-
 
 class Scores:
     """Of a block of keys: S = Q K', and its exponentials P, for the two other warpgroups.
@@ -26,7 +24,7 @@ class Scores:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk = spec, config, Walk(spec)
-        self.dtype, self.output = tk.element_type(spec.dtype), Output(spec)
+        self.dtype, self.output = tk.element_type(spec.dtype), Output(spec, config)
         self.keys, self.refusal = Consumer(spec, config), Refusal(spec)
 
     def state(self, smem):
@@ -136,43 +134,23 @@ class Scores:
         left, right = (regs.q_left, smem.left[regs.deep.stage]), (regs.q_right, smem.right[pair])
         rope, last = (smem.q_rope[0], smem.rope[pair]), (smem.q[0], smem.right[pair])
         part = HALF // 2
-        if not self.config.woven:
-            return [(*left, (0, HALF)), (*rope, (0, 64)), (*right, (0, part)), (*last, (part, HALF - 64)),
-                    (*last, (HALF - 64, HALF))]
-        both = [(*rope, (n, n + STEP)) for n in range(0, 64, STEP)] + [
-            (*last, (n, n + STEP)) for n in range(part, HALF, STEP)]
-        one = [(*left, (n, n + STEP)) for n in range(64, HALF, STEP)] + [
-            (*right, (n, n + STEP)) for n in range(0, part, STEP)]
-        woven = [(*left, (0, 64))]
-        for n, group in enumerate(both):
-            woven += [group, *one[n * len(one) // len(both):(n + 1) * len(one) // len(both)]]
-        return woven
+        return [(*left, (0, HALF)), (*rope, (0, 64)), (*right, (0, part)), (*last, (part, HALF - 64)),
+                (*last, (HALF - 64, HALF))]
 
     @cute.jit
     def softmax(self, g, smem, regs, block, there):
-        """S, of a block of keys, becomes exponentials in shared memory.
-
-        A guess is that the number stays that they are relative to: it is judged while they are made, and they are made
-        once more where a row of this warp asks for another one. P is handed over behind that."""
+        """S, of a block of keys, becomes exponentials in shared memory."""
         self.keys.mask(regs, there)
         if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
-        if const_expr(self.config.guess):
-            self.weights(g, smem, regs)
+        if const_expr(self.config.probe):
             tk.fill(regs.correct, 1.0)
             if self.risen(g, regs):
                 self.follow(g, regs)
-                self.weights(g, smem, regs)
-            self.tell(smem, regs)
         else:
-            if const_expr(self.config.probe):
-                tk.fill(regs.correct, 1.0)
-                if self.risen(g, regs):
-                    self.follow(g, regs)
-            else:
-                self.follow(g, regs)
-            self.tell(smem, regs)
-            self.weights(g, smem, regs)
+            self.follow(g, regs)
+        self.tell(smem, regs)
+        self.weights(g, smem, regs)
         tk.add(regs.norm, regs.norm, regs.total)
 
     def tell(self, smem, regs):

@@ -16,9 +16,7 @@ class Values:
     """O += P V, of one half."""
 
     def __init__(self, spec, config, left):
-        self.config, self.output, self.left = config, Output(spec, config.packed), left
-        # before which of its two products it waits for the scores of the block behind
-        self.waits = 0 if left else 2 - config.late
+        self.config, self.output, self.left = config, Output(spec, config), left
 
     @cute.jit
     def run(self, g, smem):
@@ -76,11 +74,11 @@ class Values:
         if cute.arch.vote_any_sync(moved):
             for o in regs.o:
                 tk.mul_row(o, o, regs.correct)
+        if const_expr(self.left):
+            if more:
+                tk.wait(smem.scored[regs.ahead.stage], regs.ahead.phase)
+                regs.ahead.advance()
         for part in cutlass.range_constexpr(2):
-            if const_expr(part == self.waits):
-                if more:
-                    tk.wait(smem.scored[regs.ahead.stage], regs.ahead.phase)
-                    regs.ahead.advance()
             tk.mma_AB(regs.o[part], smem.p[pair], tile[ring.stage], b_part=part)
         tk.mma_wait(0)
         smem.p_pipe.release(regs.pair)
