@@ -7,7 +7,7 @@ from tests.helpers.emulation.convolution import (
     ChannelBackwardOnCpu,
     ChannelForwardOnCpu,
     SumsOnCpu,
-    function,
+    compiled,
 )
 from tkq.convolution.config import ConvConfig
 from tkq.convolution.spec import ConvSpec, SumsSpec
@@ -45,7 +45,7 @@ def gradients(launch, sums, x, W, runs):
 @pytest.mark.parametrize("cuts, has_state", [(None, False), (None, True), *((cuts, True) for cuts in CUTS),
                                              ("short", False), ("numbers", False)])
 @pytest.mark.sampled(when=lambda cuts, has_state: has_state == (cuts not in (None, "numbers")))
-def test_along_channels(monkeypatch, cuts, has_state):
+def test_along_channels(cuts, has_state):
     torch.manual_seed(0)
     numbers = cuts == "numbers"  # seq_idx
     W, C, B = 4, 12, 1 if cuts and not numbers else 2
@@ -56,9 +56,9 @@ def test_along_channels(monkeypatch, cuts, has_state):
     state = randn(N, C, W - 1) if has_state else None
     kind = dict(state="fp32" if has_state else None, packed="int32" if cuts else None, numbers=numbers)
     spec = [ConvSpec("fp32", "fp32", W, "fp32", True, 4, gradients=g, **kind) for g in (None, "both")]
-    forward, backward = (function(of(s, ConvConfig(rows=3)), monkeypatch) for of, s in zip(
+    forward, backward = (compiled(of, s, ConvConfig(rows=3)) for of, s in zip(
         (ChannelForwardOnCpu, ChannelBackwardOnCpu), spec))
-    sums = function(SumsOnCpu(SumsSpec(W, "fp32", "fp32")), monkeypatch)
+    sums = compiled(SumsOnCpu, SumsSpec(W, "fp32", "fp32"))
     given = double(x, weight, bias)
     want, _ = reference.causal_conv1d(*given, "silu", *double(state), cu)
     wanted = reference.causal_conv1d_backward(dy.double(), None, *given, "silu", *double(state), cu)
@@ -73,12 +73,12 @@ def test_along_channels(monkeypatch, cuts, has_state):
 
 
 @pytest.mark.parametrize("vector, W, S", [(4, 4, 36), (1, 8, 37), (4, 2, 8)])
-def test_along_time(monkeypatch, vector, W, S):
+def test_along_time(vector, W, S):
     torch.manual_seed(0)
     x, dy, weight, bias = randn(2, 5, S).mT, randn(2, 5, S).mT, randn(5, W), randn(5)
     spec = [ConvSpec("fp32", "fp32", W, "fp32", True, vector, "time", gradients=g) for g in (None, "both")]
-    forward, backward = (function(AlongTimeOnCpu(s, ConvConfig(rows)), monkeypatch) for s, rows in zip(spec, (2, 1)))
-    sums = function(SumsOnCpu(SumsSpec(W, "fp32", "fp32")), monkeypatch)
+    forward, backward = (compiled(AlongTimeOnCpu, s, ConvConfig(rows)) for s, rows in zip(spec, (2, 1)))
+    sums = compiled(SumsOnCpu, SumsSpec(W, "fp32", "fp32"))
     given = double(x, weight, bias)
     want, _ = reference.causal_conv1d(*given, "silu")
     wanted = reference.causal_conv1d_backward(dy.double(), None, *given, "silu", None, None)
@@ -94,15 +94,14 @@ def test_along_time(monkeypatch, vector, W, S):
 
 @pytest.mark.parametrize("gradients_", ["x", "weights"])
 @pytest.mark.parametrize("layout", ["channels", "time"])
-def test_one_of_the_gradients(monkeypatch, layout, gradients_):
+def test_one_of_the_gradients(layout, gradients_):
     torch.manual_seed(0)
     x, dy, dx = (torch.empty(1, 10, 4) if layout == "channels" else torch.empty(1, 4, 10).mT for _ in range(3))
     x.normal_(), dy.normal_(), dx.fill_(torch.nan)
     weight, parts = randn(4, 3), nan(1, 2, 4, 4)
     dx, parts = (dx, None) if gradients_ == "x" else (None, parts)
     of = ChannelBackwardOnCpu if layout == "channels" else AlongTimeOnCpu
-    kernel = function(of(ConvSpec("fp32", "fp32", 3, None, False, 2, layout, gradients=gradients_), ConvConfig()),
-                      monkeypatch)
+    kernel = compiled(of, ConvSpec("fp32", "fp32", 3, None, False, 2, layout, gradients=gradients_), ConvConfig())
     more = (None,) if layout == "channels" else ()
     kernel(x, (weight, None, None, *more, dy, dx, parts, *more), 6)
     wanted = reference.causal_conv1d_backward(*double(dy, None, x, weight), None, None, None, None)
@@ -112,12 +111,12 @@ def test_one_of_the_gradients(monkeypatch, layout, gradients_):
         close(parts.sum(1)[0, :3].T, wanted[1], "dweight")
 
 
-def test_sums_of_groups(monkeypatch):
+def test_sums_of_groups():
     """In two steps, as of many runs."""
     torch.manual_seed(0)
     parts, groups, dweight, dbias = randn(70, 5, 6), nan(3, 5, 6), nan(6, 4), nan(6)
-    function(SumsOnCpu(SumsSpec(4, groups=True)), monkeypatch)(parts, groups, None, 32)
+    compiled(SumsOnCpu, SumsSpec(4, groups=True))(parts, groups, None, 32)
     close(groups, torch.stack([p.double().sum(0) for p in parts.split(32)]), "groups")
-    function(SumsOnCpu(SumsSpec(4, "fp32", "fp32")), monkeypatch)(groups, dweight, dbias, 3)
+    compiled(SumsOnCpu, SumsSpec(4, "fp32", "fp32"))(groups, dweight, dbias, 3)
     close(dweight, parts.double().sum(0)[:4].T, "dweight")
     close(dbias, parts.double().sum(0)[4], "dbias")

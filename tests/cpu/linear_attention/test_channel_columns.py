@@ -178,6 +178,7 @@ def test_operands_that_meet_the_state(in_python, K):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("K", [128, 96, 64, 48])
+@pytest.mark.sampled(when=lambda K, reverse: reverse == (K in (96, 64)))
 def test_pairs_of_a_chunk_by_one_product(in_python, K, reverse):
     """One product has D[j+1..i] of all pairs, and the same rows meet the state as it is in the chunk's middle."""
     torch.manual_seed(0)
@@ -210,6 +211,7 @@ def steps_of(shared, K):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("K", [128, 96, 64, 48])
+@pytest.mark.sampled(when=lambda K, reverse: reverse == (K in (96, 64)))
 def test_pairs_of_one_block(in_python, K, reverse):
     """One product has D[j+1..i] of all pairs of 16 tokens, and the same rows meet the state as it is in the middle of
     their block."""
@@ -256,6 +258,7 @@ def test_what_rounding_leaves(in_python, monkeypatch):
 
 
 @pytest.mark.parametrize("K", [128, 64])
+@pytest.mark.sampled(when=lambda K: K == 64)  # each column has its own numbers, and what is rounded is alike
 def test_a_chunk_by_one_product_is_near(in_python, K):
     """Not where a half's decays are more than MOST together, in either direction, nor where one is NaN or infinite."""
     tile, _, _, mine = device(in_python, K)
@@ -277,6 +280,7 @@ def test_a_chunk_by_one_product_is_near(in_python, K):
 
 
 @pytest.mark.parametrize("K", [128, 64])
+@pytest.mark.sampled(when=lambda K: K == 64)  # each column has its own numbers, and what is rounded is alike
 def test_a_block_by_one_product_is_near(in_python, K):
     """Not where the decays of 8 tokens that are neighbours in a block's half are more than MOST together; and which of
     the two a warp has found is in bits."""

@@ -27,9 +27,10 @@ SPECS = {
 }
 
 
-# "dx" and "forward" are in their packed forms, which have all their code.
+# "dx" and "forward" are in their packed forms, which have all their code; "gated" is as "packed", in half the columns;
+# "dB" has fewer products than "narrow", and more registers to spare than "dC".
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.sampled(when=lambda name: name not in ("dx", "forward"))
+@pytest.mark.sampled(when=lambda name: name not in ("dx", "forward", "gated", "dB"))
 def test_the_widest(name):
     sass.assert_sass(recipe(SPECS[name]), expectation(SPECS[name]))
 
@@ -40,7 +41,8 @@ def test_the_widest(name):
                                   "mamba2_ssd_dc-bf16-n128-p64", "mamba2_ssd_db-bf16-n64-p64-states",
                                   "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums",
                                   "linear_attn_suffix_sums-factor-end"])
-@pytest.mark.sampled(when=lambda name: name.startswith(("mamba2_ssd_dx", "linear_attn")))
+@pytest.mark.sampled(when=lambda name: name in (
+    "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums-factor-end"))
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
     sass.assert_sass(kernel.recipe, kernel.expectation)

@@ -50,6 +50,7 @@ def test_the_stream_may_stand_before_eps(eps):
 
 @pytest.mark.parametrize("op", ["add", "max", "min"])
 @pytest.mark.parametrize("N", [1, 1000, 40000])
+@pytest.mark.sampled(each_value=True)
 def test_row_reduce_compiles(op, N):
     made = reduction_kernels.RowReduce.recipe(torch.zeros(2, N), torch.zeros(2), torch.zeros(2), op=op)
     check(made, ("SHFL",) if N < 4096 else ("SHFL", "STAS"))

@@ -99,8 +99,11 @@ def test_rows_of_two_and_four_kilobytes_have_a_vector_to_a_thread(x, N, threads)
 
 
 def test_every_N_has_a_valid_plan():
+    """Without vectors every N up to 8192, beyond them every seventh and those around multiples of 1024."""
+    around = {n + i for n in range(8192, MAX_N, 1024) for i in (-1, 0, 1)} | {MAX_N}
     for x, vector in (("bf16", 8), ("bf16", 1), ("fp32", 4)):
-        for N in range(1, MAX_N + 1, 1 if vector == 1 and x == "bf16" else 8):
+        single = [*range(1, 8192), *sorted(around | {*range(8192, MAX_N, 7)})]
+        for N in single if vector == 1 else range(1, MAX_N + 1, 8):
             spec = NormSpec("layernorm", N if vector == 1 else N + 7, x, x, x, vector)
             norms_config.check(spec, norms.plan(spec))
 

@@ -186,6 +186,7 @@ def test_registers_of_longer_rows():
     (1024, {}), (4096, {}), (16384, {}), (1001, {}), (1000, dict(held=True, per_thread=64, warps=4, cluster=1)),
     (65536, dict(held=True, per_thread=64, warps=8, cluster=4)),
     (4096, dict(held=True, per_thread=32, warps=4, cluster=1, min_blocks_per_sm=10))], ids=str)
+@pytest.mark.sampled(when=lambda N, choices: choices or N in (1001, 16384))  # of those that are planned the longest
 def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")

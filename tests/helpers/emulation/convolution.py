@@ -1,8 +1,11 @@
 """The kernels of convolutions on a CPU: their own `thread`, called for one thread after the other, as a warp of one
 lane. What differs from the GPU: loads and stores go element by element, and the exponential and the reciprocal are
 others."""
+import functools
+
 import cutlass
 import cutlass.cute as cute
+import pytest
 from cutlass import Float32, Int32
 
 from tests.helpers.emulation import finish
@@ -77,3 +80,10 @@ def function(kernel, monkeypatch):
         patched.setattr(activations, "_exp2", lambda x: cute.math.exp2(x))
         patched.setattr(activations, "_reciprocal", lambda x: Float32(1.0) / x)
         return finish.function(kernel, patched)
+
+
+@functools.cache
+def compiled(of, *given):
+    """`function` of `of(*given)`, one of this file's classes: tests that ask for the same have one."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return function(of(*given), monkeypatch)
