@@ -72,8 +72,8 @@ def made(section, shape, i):
     return (*given, randn(2 * i + 1, *shape)) if section == "training" else given
 
 
-# By tokens, times FlashFFTConv, where it is there and right; else as many times torch as AT_LEAST and AT_LENGTH say, but
-# for what is asked of beside the package alone.
+# By tokens, times FlashFFTConv, where it is there and right; else as many times torch as AT_LEAST and AT_LENGTH say,
+# but for what is asked of beside the package alone.
 BESIDE_PACKAGE = {32768: 1.5, 262144: 2.0, 1048576: 2.5}
 PACKAGE_ALONE = (("training", 32768),)
 

@@ -1,5 +1,5 @@
-"""Circular convolutions of more tokens than can be written twice, on a CPU: two causal ones, by the reference in float64
-in the place of the kernels, are the circular one and its gradients."""
+"""Circular convolutions of more tokens than can be written twice, on a CPU: two causal ones, by the reference in
+float64 in the place of the kernels, are the circular one and its gradients."""
 import pytest
 import torch
 

@@ -1,4 +1,6 @@
 """causal-conv1d's names: against torch's convolution, seq_idx as sequences of their own, states in place."""
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,7 +59,7 @@ def test_states_of_packed_sequences(state_len, dtype, index):
     x = wide[:20, :5]
     found = causal_conv1d_varlen_states(x, torch.tensor(cuts, dtype=index), state_len)
     assert found.shape == (5, 5, state_len) and found.dtype == dtype and found.is_contiguous()
-    for n, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+    for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         want = F.pad(x[begin:end], (0, 0, state_len, 0))[-state_len:].mT
         assert torch.equal(found[n], want)
 

@@ -38,8 +38,8 @@ def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None
 
 
 def twice(tokens: int) -> bool:
-    """Are circular ones, of which there is no transform, causal ones of the sequences written twice? Of more tokens they
-    are the sum of two convolutions (`long.circular`)."""
+    """Are circular ones, of which there is no transform, causal ones of the sequences written twice? Of more tokens
+    they are the sum of two convolutions (`long.circular`)."""
     return 2 * tokens <= MOST_TOKENS
 
 

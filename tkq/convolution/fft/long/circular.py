@@ -20,7 +20,8 @@ def forward(g: Given, conjugate: bool) -> Tensor:
     before, y = filter_of(g), torch.empty(g.u.shape, dtype=g.u.dtype, device=g.u.device)
     before = torch.nn.functional.pad(before, (0, L - before.shape[1]))
     around = before.flip(1).roll(1, 1)
-    around[:, 0] = 0  # a tap at 0 is the token's own, which `before` has
+    # A tap at 0 is the token's own, which `before` has.
+    around[:, 0] = 0
     for heads in long.slices(H, 2 * 4 * B * L):
         u, pre, post = (t if t is None else t[:, heads] for t in (g.u, g.pre, g.post))
         total, other = (long.forward(Given(u, taps[heads], None, True, pre, None, g.split), mirrored, torch.float32)

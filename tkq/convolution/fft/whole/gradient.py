@@ -22,8 +22,8 @@ THREADS = 256
 RUNS = TILES * 4 * tk.WARPGROUP  # of 8 numbers, that a sequence's spectrum has: each of a thread
 TOGETHER = 4  # sequences whose numbers are under way at once
 NOT_FINITE = 255
-# The power of 2 that both spectra lack, by the scales of factors, but for the number of frequencies, by which the sum over
-# these is divided before it is made: what comes of it is as large as the gradient, and overflows where that does.
+# The power of 2 that both spectra lack, by the scales of factors, but for the number of frequencies, by which the sum
+# over these is divided before it is made: it overflows where the gradient does.
 SCALE = -2 * sum(round(math.log2(x)) for x in SCALES) - round(math.log2(POINTS))
 
 
