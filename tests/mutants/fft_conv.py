@@ -25,7 +25,8 @@ PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient[262144]"))
 MILLIONS = (f"{TESTS}test_millions_of_tokens[2097152-2097152]", f"{TESTS}test_millions_of_tokens[4194304-4194304]")
-CIRCLE_OF_MILLIONS = (f"{TESTS}test_circular_of_millions_of_tokens[4194304-4194304-] --slow",)
+CIRCLE_OF_MILLIONS = (
+    "tests/gpu/convolution/test_fft_conv_circles.py::test_circular_of_millions_of_tokens[4194304-4194304-] --slow",)
 SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES, SPLIT_SPIKE = ((
     f"{SPLIT_TESTS}{name}",) for name in (
     "test_one_pass[5-4096-4096-fp16]", "test_circular[4096-100-fp16]", "test_several_passes[12400-20000-fp16]",
