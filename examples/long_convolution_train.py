@@ -1,12 +1,16 @@
 """Training a small model of long convolutions on associative recall: pairs of a key and a value, then keys, each to be
 followed by its value. On tkq beside the same through torch.fft, from the same weights on the same data.
 
-    python examples/long_convolution_train.py [--steps 1000]
+    python examples/long_convolution_train.py [--steps 300]
+
+It fails where the two ways' losses, means of the last tenth of the steps, are more than 1 % apart. After many more
+steps the loss falls fast, and roundings alone decide when.
 
 A layer is Hyena's: a projection to three, a short convolution, `tkq.nn.HyenaFilterConv` between two gates. Float32
 weights under torch.autocast in bf16. Without a GPU a smaller model makes a few steps by tkq's CPU references.
 """
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +23,7 @@ import tkq.nn
 from tkq.reference import long_convolution
 
 RATE, WARM_UP = 2e-3, 40
+ALIKE = 0.01  # losses, relative to torch's
 
 
 class Sizes(NamedTuple):
@@ -122,11 +127,12 @@ def apart(ours, theirs) -> float:
     return abs(sum(ours[-last:]) / sum(theirs[-last:]) - 1)
 
 
-def main():
+def main(words=None) -> int:
+    """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=300)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes, steps = Sizes(), parser.parse_args().steps
+    sizes, steps = Sizes(), parser.parse_args(words).steps
     if device.type == "cpu":
         sizes, steps = SMALL, min(steps, 5)
         print(f"No GPU: {steps} steps of a smaller model by the CPU references, nothing is timed")
@@ -134,8 +140,13 @@ def main():
     for name, (losses, ms) in found.items():
         timed = f", {ms:.2f} ms a step" if device.type == "cuda" else ""
         print(f"{name}: loss {losses[0]:.3f} at first, {losses[-1]:.4f} after {steps} steps{timed}")
-    print(f"the last tenth's means differ by {100 * apart(*(losses for losses, _ in found.values())):.2f} %")
+    by = apart(*(losses for losses, _ in found.values()))
+    print(f"the last tenth's means differ by {100 * by:.2f} %")
+    if by <= ALIKE:
+        return 0
+    print(f"failed: {100 * ALIKE:.0f} % is allowed")  # also where one is NaN
+    return 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

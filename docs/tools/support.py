@@ -24,8 +24,7 @@ from tkq.attention.fp8.spec import QUANTIZED_TOGETHER, QuantizeSpec
 from tkq.attention.mla import spec as mla_spec
 from tkq.attention.wide import plan as wide_plan
 from tkq.attention.wide import spec as wide_spec
-from tkq.convolution.fft.plan import most_tokens
-from tkq.convolution.fft.spec import FftSpec
+from tkq.convolution.fft.spec import MOST_TOKENS, FftSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
 from tkq.gemm.dense import plan as gemm_plan
 from tkq.gemm.dense import small_m_config
@@ -117,8 +116,8 @@ def types() -> dict[str, tuple[list, str]]:
         **dict.fromkeys(("causal_conv1d", "causal_conv1d_step"), (
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
         "scan": (taken(lambda t: ScanSpec(t), TYPES), "any T, C"),
-        "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), f"any L to {most_tokens(True)}, circular to "
-                     f"{most_tokens(False)}; any filter; precision half, split"),
+        "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES),
+                     f"any L to {MOST_TOKENS}; any filter; precision half, split"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

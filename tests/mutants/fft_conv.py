@@ -19,12 +19,14 @@ WHOLE, WHOLE_ENDS, WHOLE_IN_TURN, WHOLE_TAP, WHOLE_IMPULSES, WHOLE_NAN = ((f"{TE
     "test_tiles_and_heads_in_turn[3-20000-True]", "test_one_tap_of_whole_sequences",
     "test_hard_signals[impulses-32768]", "test_nan_and_infinities_stay_in_their_sequence[20000-True-half]"))
 BEYOND = (f"{TESTS}test_whole_filters_whose_spectra_no_float32_has",)
-TINY = (f"{TESTS}test_a_filters_gradient_of_tiny_numbers[4096-True--60]",)
+TINY = (f"{TESTS}test_a_filters_gradient_of_numbers_of_any_size[4096-True--60]",)
 MANY_HEADS = (f"{TESTS}test_spectra_of_more_than_2_31_numbers[split] --slow",)
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient[262144]"))
 MILLIONS = (f"{TESTS}test_millions_of_tokens[2097152-2097152]", f"{TESTS}test_millions_of_tokens[4194304-4194304]")
+CIRCLE_OF_MILLIONS = (
+    "tests/gpu/convolution/test_fft_conv_circles.py::test_circular_of_millions_of_tokens[4194304-4194304-] --slow",)
 SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES, SPLIT_SPIKE = ((
     f"{SPLIT_TESTS}{name}",) for name in (
     "test_one_pass[5-4096-4096-fp16]", "test_circular[4096-100-fp16]", "test_several_passes[12400-20000-fp16]",
@@ -144,6 +146,12 @@ MUTANTS = (
          "following = cutlass.select_(j == 0, w.head, after[0]), cutlass.select_(j == 0, tile, after[1]), j",
          "following = w.head, tile, j", TWO_IN_TURN),
         ("pair_of_one_scale", "return sums[0] if self.spec.causal else cutlass.max(*sums)", "return sums[0]", PAIRS)),
+    *family(
+        "fft", "tkq/convolution/fft/long/circular.py",
+        ("own_tap_twice", "around[:, 0] = 0", "pass", CIRCLE_OF_MILLIONS),
+        ("around_as_before", "for taps, mirrored in ((before, conjugate), (around, not conjugate)))",
+         "for taps, mirrored in ((before, conjugate), (around, conjugate)))", CIRCLE_OF_MILLIONS),
+        ("taps_of_the_causal_part_alone", "found[:, 1:] += around[:, 1:].flip(1)", "pass", CIRCLE_OF_MILLIONS)),
     *family(
         "fft", "tkq/convolution/fft/long/largest.py",
         ("first_warp_alone_says_how_large", "for w in cutlass.range_constexpr(THREADS // 32):",

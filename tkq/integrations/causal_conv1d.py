@@ -1,20 +1,22 @@
 """causal-conv1d's functions on tkq: its names and order of arguments (of 1.6).
 
-    from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+    from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 
 Tensors are (B, dim, S), as that package has them, of any of its two orders in memory. bf16, fp16 and fp32, W from 2 to
-8: see `tkq.causal_conv1d` and `tkq.causal_conv1d_step`, whose errors say what these do not take.
+8: see `tkq.causal_conv1d` and `tkq.causal_conv1d_step`, whose errors say what these do not take. Refused by name, with
+NotImplementedError: ``cache_seqlens``, of states that are ring buffers.
 """
 from __future__ import annotations
 
 from torch import Tensor
 
 from .. import causal_conv1d, causal_conv1d_step
+from ..convolution.states import final_state
 from ..runtime.call import check
 
-__all__ = ["causal_conv1d_fn", "causal_conv1d_update"]
+__all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
-FN, UPDATE = "causal_conv1d_fn", "causal_conv1d_update"
+FN, UPDATE, STATES = __all__
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
@@ -52,7 +54,10 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Te
                          activation: str | None = None, cache_seqlens: Tensor | None = None,
                          conv_state_indices: Tensor | None = None) -> Tensor:
     """`tkq.causal_conv1d_step` of x (B, dim) or (B, dim, T). conv_state (B, dim, L), L of W - 1 and more, is updated in
-    place. cache_seqlens, of states that are ring buffers, is refused. Returns out, of x's shape."""
+    place: tokens move down, and the last L stay.
+
+    cache_seqlens: None. Numbers of tokens, with which conv_state would be a ring buffer that begins at cache_seqlens
+    modulo L, are refused with NotImplementedError. Returns out, of x's shape."""
     check.tensor(f"{UPDATE}: x", x)
     check.rank(f"{UPDATE}: x", x, 2, 3)
     if cache_seqlens is not None:
@@ -60,6 +65,41 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Te
     y = causal_conv1d_step(x if x.dim() == 2 else x.mT, conv_state, weight, bias, _activation(UPDATE, activation),
                            conv_state_indices)
     return y if x.dim() == 2 else y.mT
+
+
+def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
+    """The last tokens of packed sequences, as states to go on from with `causal_conv1d_update`.
+
+    Args:
+        x: (tokens, dim), bf16, fp16 or fp32, any strides.
+        cu_seqlens: (batch + 1,), int32 or int64, where sequences begin and end, rising. It stays on the GPU; whatever
+            it says, nothing is read outside x: numbers beyond the tokens are their number, one below a number before
+            it is that one.
+        state_len: tokens of a state, from 1 on.
+
+    Returns:
+        (batch, dim, state_len) of x's type, contiguous: the last state_len tokens of each sequence, the latest last;
+        zeros in front of those of a shorter one. Differentiable in x.
+
+    Raises:
+        TypeError, ValueError: other types, shapes, devices; state_len below 1.
+
+    Source: causal-conv1d's function of that name. In plain PyTorch, on any device.
+
+    Example::
+
+        cu_seqlens = torch.tensor([0, 5, 7], device="cuda", dtype=torch.int32)
+        states = causal_conv1d_varlen_states(torch.randn(7, 64, device="cuda"), cu_seqlens, 3)  # (2, 64, 3)
+    """
+    check.dtype(f"{STATES}: x", x, ("bf16", "fp16", "fp32"))
+    check.rank(f"{STATES}: x", x, 2)
+    check.dtype(f"{STATES}: cu_seqlens", cu_seqlens, ("int32", "int64"))
+    check.rank(f"{STATES}: cu_seqlens", cu_seqlens, 1)
+    if not len(cu_seqlens):
+        raise ValueError(f"{STATES}: cu_seqlens: has no numbers, allowed are 1 and more")
+    check.same_device(x=x, cu_seqlens=cu_seqlens)
+    check.size(f"{STATES}: state_len", state_len)
+    return final_state(x[None], None, cu_seqlens, state_len + 1)
 
 
 def _activation(name, activation):

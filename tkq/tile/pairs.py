@@ -2,7 +2,8 @@
 by element with factors in shared memory, sums of such products.
 
 A pair is two register tiles of the same shape, the real and the imaginary parts. As everywhere a warpgroup has it, what
-is written is named first, and wgmma's results are there after ``mma_wait``.
+is written is named first, and wgmma's results are there after ``mma_wait``. No operation transposes a pair: products
+take shared tiles transposed (``mm_AtB``, ``mm_ABt``), and parts are tiles that ``store_T`` and ``load_T`` take.
 
 Where 16 bits of an operand are not enough, it is the sum of two: a split pair has a high part, the rounded number, and
 a low part, what rounding left off, rounded. A product of two such operands is three of their parts; low ones are not

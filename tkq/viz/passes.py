@@ -92,20 +92,23 @@ def fft_passes(tokens: int, causal: bool = True, precision: str = "half") -> Pas
 
         print(viz.fft_passes(262144))
     """
-    from ..convolution.fft.plan import MOST_POINTS, most_tokens, transform_rows, whole
+    from ..convolution.fft.plan import MOST_POINTS, MOST_TOKENS, transform_rows, twice, whole
 
     if precision not in PRECISIONS:
         raise ValueError(f"fft_passes: precision: got {precision!r}, allowed are {', '.join(map(repr, PRECISIONS))}")
-    if not 1 <= tokens <= most_tokens(causal):
-        raise ValueError(f"fft_passes: tokens is {tokens}, allowed are 1 to {most_tokens(causal)}")
-    split, notes = precision == "split", []
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"fft_passes: tokens is {tokens}, allowed are 1 to {MOST_TOKENS}")
+    split, notes, written = precision == "split", [], 2
     title = f"fft_conv: {tokens} tokens, {'causal' if causal else 'circular'}"
-    if not causal and not whole(tokens):
+    if not causal and not twice(tokens):
+        causal, written = True, 4
+        notes.append("One of two: causal, and around the circle. Their results, float32, are added by PyTorch.")
+    elif not causal and not whole(tokens):
         tokens, causal = 2 * tokens, True  # as the launches have it
         notes.append("The tokens are written twice: the second half of what is causal of them is circular.")
     rows = transform_rows(tokens, causal, split)
     if rows is None:
-        return _several(title, tokens, split, notes)
+        return _several(title, tokens, (split, written), notes)
     return _one(title + ", one pass", rows, (causal, -(-tokens // MOST_POINTS), split), notes)
 
 
@@ -124,9 +127,11 @@ def _one(title, rows, kind, notes):
                   (*notes, *_split(split)))
 
 
-def _several(title, tokens, split, notes):
+def _several(title, tokens, kind, notes):
+    """kind: (is it split?, bytes of a result)"""
     from ..convolution.fft.long.spec import COLS, ROWS, ColumnSpec, size_of
 
+    split, written = kind
     size = size_of(tokens, split)
     spec = ColumnSpec("bf16", size.radix, split=split)
     between, each = size.bytes // size.points, f"{spec.rows} x {size.row}"
@@ -137,19 +142,19 @@ def _several(title, tokens, split, notes):
     back = [between_passes, f"columns back{by}: the real part"]
     if size.radix > 1:
         forth.insert(1, order)
-    kind = f"complex fp16{' twice, high and low parts' if split else ''}"
+    number = f"complex fp16{' twice, high and low parts' if split else ''}"
     per = ROWS * COLS // size.row
     parts = (
         Data("u", f"{each} numbers", 2),
         Pass("largest", ("each sequence's largest number",), 2, 0),
         Pass("columns", tuple(forth), 2, between),
-        Data("x", f"{each}, {kind}", between),
+        Data("x", f"{each}, {number}", between),
         Pass("rows", (f"{spec.rows} rows{'' if per == 1 else f', {per} in a tile'}: {_transform(size.rows)}",
                       "times the filter's spectrum, whose rows come first; transformed back, in place"),
              between, between),
-        Data("x", f"{each}, {kind}", between),
-        Pass("columns back", tuple(back), between, 2),
-        Data("y", f"{each} numbers", 2))
+        Data("x", f"{each}, {number}", between),
+        Pass("columns back", tuple(back), between, written),
+        Data("y", f"{each} numbers", written))
     made = Passes(f"{title}, as {size.points} points in three passes", parts)
     notes.append(f"{made.bytes} bytes are moved a point, of the sequences; the filter takes the first passes too.")
     return Passes(made.title, parts, (*notes, *_split(split)))

@@ -242,8 +242,8 @@ def test_transforms_by_halves_of_rows(rows):
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
     (NotImplementedError, "u: has 4194305 tokens, supported are up to 4194304", dict(
         u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**22 + 1))),
-    (NotImplementedError, "u: has 2097153 tokens, supported are up to 2097152", dict(
-        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**21 + 1), causal=False)),
+    (NotImplementedError, "u: has 4194305 tokens, supported are up to 4194304", dict(
+        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**22 + 1), causal=False)),
     (ValueError, "precision: got 'fp32', allowed are 'half', 'split'", dict(precision="fp32")),
     (TypeError, "precision: got 1, allowed", dict(precision=1))])
 def test_refused(error, words, changed):

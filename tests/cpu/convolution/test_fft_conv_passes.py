@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from tkq.convolution.fft.long.launch import WORKSPACE, _heads, column_recipe
+from tkq.convolution.fft.long.launch import WORKSPACE, column_recipe, slices
 from tkq.convolution.fft.long.spec import ColumnSpec, LargestSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.long.steps import parts_of, powers_of, sums
-from tkq.convolution.fft.plan import most_tokens
 from tkq.convolution.fft.spec import MOST_TOKENS
 from tkq.reference import long_convolution as reference
 
@@ -24,11 +23,12 @@ def test_every_length_has_a_size():
         assert size.tiles * 4096 == size.points == 64 * size.radix * size.row
         # a sequence below 2^(above + 1) has a spectrum no longer than 2^13, and one of 4096 points more than a bit less
         assert 12 < size.above + 1 + math.log2(size.points * size.scale) <= 13
-    assert size_of(MOST_TOKENS + 1) is None and most_tokens(True) == MOST_TOKENS == 2 * most_tokens(False)
+    assert size_of(MOST_TOKENS + 1) is None and size_of(MOST_TOKENS).radix == 16
 
 
 def test_specs_refuse_by_name():
     for words, make in (("ColumnSpec: radix is 3", lambda: ColumnSpec("bf16", 3)),
+                        ("ColumnSpec: noted is True", lambda: ColumnSpec("bf16", 16, noted=True)),
                         ("RowSpec: rows is 3", lambda: RowSpec(3)),
                         ("LargestSpec: dtype is 'fp8'", lambda: LargestSpec("fp8"))):
         with pytest.raises(ValueError, match=words):
@@ -37,9 +37,9 @@ def test_specs_refuse_by_name():
 
 def test_heads_are_covered_once():
     for heads, each in ((768, 6 << 20), (1, 1 << 40), (7, 1), (10, WORKSPACE // 3)):
-        slices = _heads(heads, each)
-        assert [h for s in slices for h in range(heads)[s]] == list(range(heads))
-        assert all((s.stop - s.start) * each <= WORKSPACE or s.stop - s.start == 1 for s in slices)
+        found = slices(heads, each)
+        assert [h for s in found for h in range(heads)[s]] == list(range(heads))
+        assert all((s.stop - s.start) * each <= WORKSPACE or s.stop - s.start == 1 for s in found)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

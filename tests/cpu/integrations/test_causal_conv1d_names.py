@@ -1,10 +1,12 @@
 """causal-conv1d's names: against torch's convolution, seq_idx as sequences of their own, states in place."""
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tkq
-from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 
 
 def randn(*shape):
@@ -44,6 +46,51 @@ def test_the_update():
     torch.testing.assert_close(causal_conv1d_update(x, pool, weight, bias, "silu", None, rows), want)
     assert torch.equal(pool[[2, 0], :, 3], x)
     assert causal_conv1d_update(randn(3, 5, 2), pool, weight).shape == (3, 5, 2)
+
+
+@pytest.mark.parametrize("dtype, index", [(torch.float32, torch.int32), (torch.bfloat16, torch.int64)])
+@pytest.mark.parametrize("state_len", [1, 3, 9])
+def test_states_of_packed_sequences(state_len, dtype, index):
+    """Long, short and empty ones; what is behind the tokens in memory is NaN."""
+    torch.manual_seed(0)
+    cuts = [0, 5, 5, 7, 19, 20]
+    wide = torch.full((30, 7), float("nan"), dtype=dtype)
+    wide[:20, :5] = randn(20, 5)
+    x = wide[:20, :5]
+    found = causal_conv1d_varlen_states(x, torch.tensor(cuts, dtype=index), state_len)
+    assert found.shape == (5, 5, state_len) and found.dtype == dtype and found.is_contiguous()
+    for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        want = F.pad(x[begin:end], (0, 0, state_len, 0))[-state_len:].mT
+        assert torch.equal(found[n], want)
+
+
+def test_states_of_packed_sequences_are_those_that_steps_go_on_from():
+    torch.manual_seed(0)
+    x, weight, cu = randn(9, 5), randn(5, 4), torch.tensor([0, 2, 9], dtype=torch.int32)
+    _, want = tkq.causal_conv1d(x[None], weight, output_final_state=True, cu_seqlens=cu)
+    assert torch.equal(causal_conv1d_varlen_states(x, cu, 3), want)
+
+
+def test_states_of_packed_sequences_whatever_the_numbers_say():
+    x = torch.arange(1.0, 5.0)[:, None]
+    found = causal_conv1d_varlen_states(x, torch.tensor([-3, 2, 1, 99]), 2)
+    assert found[:, 0].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert causal_conv1d_varlen_states(x[:0], torch.tensor([0, 0]), 2).tolist() == [[[0, 0]]]
+    assert causal_conv1d_varlen_states(x, torch.tensor([0]), 2).shape == (0, 1, 2)
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (ValueError, "x: has 3 dimensions", dict(x=torch.zeros(1, 4, 5))),
+    (TypeError, "x: dtype is torch.int64", dict(x=torch.zeros(4, 5).long())),
+    (TypeError, "cu_seqlens: got list", dict(cu_seqlens=[0, 4])),
+    (TypeError, "cu_seqlens: dtype is torch.float32", dict(cu_seqlens=torch.zeros(2))),
+    (ValueError, "cu_seqlens: has no numbers", dict(cu_seqlens=torch.zeros(0).int())),
+    (ValueError, "cu_seqlens: has 2 dimensions", dict(cu_seqlens=torch.zeros(1, 2).int())),
+    (ValueError, "cu_seqlens: is on meta", dict(cu_seqlens=torch.zeros(2, device="meta").int())),
+    (ValueError, "state_len is 0", dict(state_len=0)), (TypeError, "state_len: got 2.0", dict(state_len=2.0))])
+def test_states_of_packed_sequences_that_are_refused(error, words, changed):
+    with pytest.raises(error, match=words):
+        causal_conv1d_varlen_states(**dict(x=torch.zeros(4, 5), cu_seqlens=torch.tensor([0, 4]), state_len=3) | changed)
 
 
 @pytest.mark.parametrize("error, words, call", [

@@ -386,9 +386,10 @@ def test_partners_of_any_size():
 
 
 @pytest.mark.parametrize("L, causal, size", [(4096, True, -60), (8192, True, -60), (1024, False, -60),
-                                             (32768, True, -60), (262144, True, -64)])
-def test_a_filters_gradient_of_tiny_numbers(L, causal, size):
-    """What both spectra were divided by is together less than an fp32 has as a normal number."""
+                                             (32768, True, -60), (32768, True, 52), (262144, True, -64)])
+def test_a_filters_gradient_of_numbers_of_any_size(L, causal, size):
+    """What both spectra were divided by is together less than an fp32 has as a normal number; or gradients of up to
+    2^122 are sums of 32768 numbers, which an fp32 has no more where they are divided after."""
     given = make(3, 2, L, L)
     with torch.no_grad():
         given["u"].copy_((1 + torch.rand(3, 2, L, device="cuda")) * 2.0**size)

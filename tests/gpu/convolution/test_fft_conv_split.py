@@ -74,6 +74,12 @@ def test_circular(L, taps, dtype):
     split(make(5, 2, L, taps, dtype), causal=False)
 
 
+@pytest.mark.slow
+def test_circular_of_millions_of_tokens():
+    """The sum of two; what is added is float32."""
+    split(make(1, 1, 2**22 - 5, 2**22, "fp16"), causal=False)
+
+
 @pytest.mark.parametrize("L", [4096, 16384, 262144])
 @pytest.mark.parametrize("signal", ["impulses", "constant", "alternating", "range", "tiny", "huge"])
 @pytest.mark.sampled(when=lambda signal, L: L == 16384 or signal in ("impulses", "range"))

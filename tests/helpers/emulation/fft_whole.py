@@ -253,7 +253,7 @@ def taps_of(sums, monkeypatch):
         kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, (0, part), me)
         kernel.over_ka.__wrapped__(kernel, z, me)
         kernel.over_k1.__wrapped__(kernel, z, (None, 0, part), me)
-    return found / digits.POINTS
+    return found
 
 
 def filled():
@@ -334,7 +334,7 @@ def own_spectrum(x, spec):
 
 
 def product_sums(pairs, spec):
-    """(16, 8, 128, 4): the sum of conj(V) W of pairs of spectra's words, divided by 2^16."""
+    """(16, 8, 128, 4): the sum of conj(V) W of pairs of spectra's words, without their scale."""
     kernel, found = gradient.WholeFilterGradient(spec), numpy.empty((16, 8, 128, 4))
     for t, u in numpy.ndindex(16, 4):
         sums = numpy.zeros((4, 2, 128))

@@ -90,16 +90,17 @@ def _passes() -> list:
 
 
 def _millions() -> list:
-    """Columns of 2097152 and 4194304 tokens; of rows as before."""
-    return [_radix_first(ColumnSpec(dtype, radix), back) for radix in RADICES if ColumnSpec("bf16", radix).radix_first
-            for dtype in ("bf16", "fp32") for back in (False, True)]
+    """Columns of 2097152 and 4194304 tokens, and back of circular ones; of rows as before."""
+    found = [_radix_first(ColumnSpec(dtype, radix), back) for radix in RADICES if ColumnSpec("bf16", radix).radix_first
+             for dtype in ("bf16", "fp32") for back in (False, True)]
+    return [*found, _radix_first(ColumnSpec("fp32", RADICES[-1], noted=True), True)]
 
 
 def _radix_first(spec: ColumnSpec, back: bool) -> Shipped:
     """A complex product of 64 points is 16, and stands once; back they are real ones of 8, and stand for each of the
     radix. Split, three times as many."""
     name = "-".join([f"fft_conv_columns-{spec.dtype}-n{spec.rows}", *["split"] * spec.split,
-                     "back" if back else "forth"])
+                     *["noted"] * spec.noted, "back" if back else "forth"])
     products = (8 * spec.radix if back else 16) * (3 if spec.split else 1)
     return Shipped(name, column_recipe(spec, back), Expectation(
         products, instructions=() if back else ("UTMASTG",), absent=ABSENT))

@@ -3,7 +3,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.convolution.fft.plan import most_tokens
+from tkq.convolution.fft.spec import MOST_TOKENS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -43,5 +43,5 @@ def check_call(call: Call) -> None:
     check.same_device(u=u, k=k, d=d, pre_gate=pre, post_gate=post)
     if max(B, H) > MOST:
         raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
-    if most_tokens(causal) < L:
-        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most_tokens(causal)}")
+    if L > MOST_TOKENS:
+        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {MOST_TOKENS}")

@@ -62,7 +62,8 @@ class InRegisters:
                        F' B     -> y
 
     F and G are matrices of roots of unity in fp16, products accumulate in fp32. Each sequence is divided by a power of
-    2 near its largest number before, and the filter's spectrum likewise: nothing overflows, whatever the numbers' size.
+    2 near its largest number before, and the filter's spectrum likewise: no product overflows. That spectrum itself is
+    made in float32: a filter whose magnitudes add up to more than that has gives NaN.
     A tile's numbers are loaded while the last product of the tile before runs. Two blocks are as in `BlockedFftConv`.
     """
 

@@ -52,7 +52,8 @@ class FftConv:
 
     F is a matrix of roots of unity in fp16, products accumulate in fp32. Split, each operand is the sum of two fp16
     ones and each product three. Each sequence is divided by a power of 2 near its largest number before, and the
-    filter's spectrum likewise: nothing overflows, whatever the numbers' size.
+    filter's spectrum likewise: no product overflows. That spectrum itself is float32: a filter whose magnitudes add up
+    to more than that has gives NaN.
     """
 
     def __init__(self, spec, config):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
+from tkq.convolution.fft.long import circular
 from tkq.convolution.fft.long import launch as long
-from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, twice, whole
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.convolution.fft.whole import launch as of_whole
@@ -39,7 +40,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     if not g.u.numel():
         return g.u.new_empty(B, H, L)
     if not g.causal and not whole(L):
-        return _of_twice(g, conjugate)
+        return _of_twice(g, conjugate) if twice(L) else circular.forward(g, conjugate)
     if transform_rows(L, g.causal, g.split) is None:
         return long.forward(g, conjugate)
     u, pre, post = (readable(t) for t in (g.u, g.pre, g.post))
@@ -138,6 +139,8 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     else:
         if g.causal or (whole(L) and not g.split):
             found = _filter_gradient(g, dy, min(taps, L))
+        elif not twice(L):
+            found = circular.filter_gradient(g, dy)
         else:  # each of the tokens, and those that are up to L before it
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
             later = torch.cat((torch.zeros_like(dy), dy), 2)

@@ -23,9 +23,9 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
     "split" each operand is the sum of two fp16 numbers, of 22 bits together.
 
     Args:
-        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 4194304, circular up
-            to 2097152. Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the
-            work of twice as many causal tokens.
+        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 4194304.
+            Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the work of twice
+            as many causal tokens; more than 2097152 the work of two convolutions, and float32 results of both.
         k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token;
             circular ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].

@@ -29,7 +29,7 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
 def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None:
     """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where these are so many
     that a transform takes several passes (`long`): split, where they are more than one block. Not causal: of one of as
-    many points; where there is none, of causal ones of the sequences written twice."""
+    many points; where there is none, of causal ones of the sequences written twice; or of two, in several passes."""
     if not causal:
         return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True, split)
     if tokens > (1 if split else BLOCKS[-1]) * MOST_POINTS:
@@ -37,9 +37,10 @@ def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None
     return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
 
 
-def most_tokens(causal: bool) -> int:
-    """Of a sequence. Not causal: as many as are causal ones written twice."""
-    return MOST_TOKENS if causal else MOST_TOKENS // 2
+def twice(tokens: int) -> bool:
+    """Are circular ones, of which there is no transform, causal ones of the sequences written twice? Of more tokens
+    they are the sum of two convolutions (`long.circular`)."""
+    return 2 * tokens <= MOST_TOKENS
 
 
 def blocks_of(tokens: int, causal: bool) -> int:

@@ -62,7 +62,8 @@ class ColumnsBack:
         self.tables = Tables(FftSpec("bf16", ROWS), config.threads)
         self.dtype = tk.element_type(spec.dtype)
         self.sequences = Sequences(spec, self.dtype)
-        self.gradient = spec.dtype == "fp32"
+        self.wide = spec.dtype == "fp32"
+        self.gradient = self.wide and not spec.noted
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class ColumnsBack:
                     by = cute.make_rmem_tensor((2,), self.dtype)
                     self.sequences.fetch(by, g.gate, batch, head, token)
                     two = [x * Float32(by[e]) for e, x in enumerate(two)]
-                if const_expr(self.gradient):
+                if const_expr(self.wide):
                     if token < L:
                         held = cute.make_rmem_tensor((2,), Float32)
                         held[0], held[1] = two
@@ -194,7 +195,7 @@ class ColumnsBack:
                         cute.autovec_copy(held, cute.make_tensor(there.iterator.align(8), there.layout))
                 else:
                     words.append(cute.recast_tensor(vectors.packed(two, self.dtype), Int32)[0])
-            if const_expr(not self.gradient):
+            if const_expr(not self.wide):
                 four, token = _transposed(words, lane), first + PART * part + EACH * lane
                 if token < L:
                     there = vectors.run_at(g.y, (batch, head, token), EACH).iterator.align(16)

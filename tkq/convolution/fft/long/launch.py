@@ -37,12 +37,14 @@ def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
     return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, config))
 
 
-def forward(g: Given, conjugate: bool) -> Tensor:
-    """y, contiguous, causal; conjugate: of the filter's mirror image."""
+def forward(g: Given, conjugate: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """y, contiguous, causal; conjugate: of the filter's mirror image. dtype: of y, u's where there is none; float32 is
+    also allowed, without a gate behind."""
     B, H, L = g.u.shape
     u, pre, post, taps = (aligned(t) for t in (g.u, g.pre, g.post, filter_of(g)[None]))
-    y, size = torch.empty_like(u, memory_format=torch.contiguous_format), size_of(L, g.split)
-    for heads in _heads(H, (B + 1) * size.bytes):
+    y = torch.empty_like(u, dtype=dtype, memory_format=torch.contiguous_format)
+    size = size_of(L, g.split)
+    for heads in slices(H, (B + 1) * size.bytes):
         u_, pre_, post_, taps_, y_ = (t if t is None else t[:, heads] for t in (u, pre, post, taps, y))
         x, largest = columns(u_, pre_, size)
         k, of_filter = columns(taps_, None, size)
@@ -56,7 +58,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     B, H, L = g.u.shape
     u, dy, pre, post = (aligned(t) for t in (g.u, dy, g.pre, g.post))
     found, size = torch.empty(1, H, u.shape[2], dtype=torch.float32, device=u.device), size_of(L, g.split)
-    for heads in _heads(H, 2 * B * size.bytes):
+    for heads in slices(H, 2 * B * size.bytes):
         u_, pre_, dy_, post_, found_ = (t if t is None else t[:, heads] for t in (u, pre, dy, post, found))
         x, largest = columns(u_, pre_, size)
         other, of_other = columns(dy_, post_, size)
@@ -92,7 +94,8 @@ def rows(operands, size: Size, conjugate: bool, gradient: bool) -> Tensor:
 def _back(given, size, exponent):
     """given: as the kernel has them."""
     x, exponents, *notes, gate, y = given
-    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None, size.split)
+    wide = y.dtype == torch.float32
+    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None, size.split, wide and notes[0] is not None)
     recipe = column_recipe(spec, True)
     exponent -= round(math.log2(size.scale ** 3 * size.points))
     launcher(x, recipe)(x, (exponents, *notes, gate, y, exponent),
@@ -105,7 +108,7 @@ def _blocks(recipe, items):
     return max(1, min(SMS * config.blocks, -(-items // config.warpgroups)))
 
 
-def _heads(heads, each):
+def slices(heads, each):
     """Slices of the heads, of which the workspace holds one at a time."""
     n = max(1, min(heads, WORKSPACE // each))
     return [slice(first, min(first + n, heads)) for first in range(0, heads, n)]

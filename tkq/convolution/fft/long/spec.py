@@ -25,16 +25,20 @@ def _refuse(cls, **fields):
 class ColumnSpec:
     """Of transforms of columns, forth and back. dtype: of the sequences. radix: transforms of 64 points that make one.
     gate: the sequences are multiplied by another tensor. split: operands of products, and what lies between passes, are
-    the sum of two fp16 numbers."""
+    the sum of two fp16 numbers. noted: back, results in fp32 are those of sequences, whose largest numbers are noted,
+    as 16-bit ones always are; otherwise they are a filter's gradient."""
 
     dtype: str
     radix: int = 1
     gate: bool = False
     split: bool = False
+    noted: bool = False
     vector = 8  # neighbours of a thread: lengths are multiples of it
 
     def __post_init__(self):
         _refuse("ColumnSpec", dtype=(self.dtype, DTYPES), radix=(self.radix, RADICES))
+        if self.noted and self.dtype != "fp32":
+            raise ValueError(f"ColumnSpec: noted is True, allowed is False but for fp32, dtype is {self.dtype!r}")
 
     @property
     def rows(self) -> int:

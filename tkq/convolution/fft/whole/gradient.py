@@ -12,7 +12,7 @@ import tkq.tile as tk
 from tkq.convolution.fft.operands import Operands
 from tkq.convolution.fft.tables import BIAS, power_of_two
 from tkq.convolution.fft.tokens import load16
-from tkq.convolution.fft.whole.digits import SCALES, TILES
+from tkq.convolution.fft.whole.digits import POINTS, SCALES, TILES
 from tkq.convolution.fft.whole.kept import fake_kept
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -22,11 +22,14 @@ THREADS = 256
 RUNS = TILES * 4 * tk.WARPGROUP  # of 8 numbers, that a sequence's spectrum has: each of a thread
 TOGETHER = 4  # sequences whose numbers are under way at once
 NOT_FINITE = 255
-SCALE = -2 * sum(round(math.log2(x)) for x in SCALES)  # the power of 2 that both spectra lack, by the scales of factors
+# The power of 2 that both spectra lack, by the scales of factors, but for the number of frequencies, by which the sum
+# over these is divided before it is made: it overflows where the gradient does.
+SCALE = -2 * sum(round(math.log2(x)) for x in SCALES) - round(math.log2(POINTS))
 
 
 class Given(NamedTuple):
-    """`Kept` of v and of w; sums (H, 16 tiles, 8, 128 threads, 4) fp32."""
+    """`Kept` of v and of w; sums (H, 16 tiles, 8, 128 threads, 4) fp32, divided
+    by the number of frequencies."""
 
     v: cute.Tensor
     of_v: cute.Tensor

@@ -124,6 +124,6 @@ class FilterTaps:
                 token = cutlass.min(COLUMNS * n1 + column, g.taps.shape[1] - 1)
                 before[n1] = vectors.run_at(g.taps, (head, token), 1)[0]
         for n1 in cutlass.range_constexpr(DIGITS):
-            token, found = COLUMNS * n1 + column, before[n1] + total[n1] * Float32(1.0 / POINTS)
+            token, found = COLUMNS * n1 + column, before[n1] + total[n1]
             if token < g.taps.shape[1]:
                 vectors.run_at(g.taps, (head, token), 1)[0] = found
