@@ -46,8 +46,8 @@ class BothWays:
         tk.load_T(c.v, s.v[tile])
         add_dots(s.dots, c.w, c.v, wg, times=-1.0)
         write_dots(g, s.dots, t, chunk, (wg, self.barrier + wg))
-        # between these sums and the next chunk's is a barrier: that of `put`, or, of what was given, of the next turn
         self.neighbours.put(s, t, c.w, c.v, at, to_keys, False)
+        tk.sync(self.barrier + wg, tk.WARPGROUP)  # sums have been read
 
     def put(self, to, s, place, wg, x):
         """x to global memory."""

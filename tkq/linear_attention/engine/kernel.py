@@ -24,13 +24,12 @@ from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
-from tkq.linear_attention.engine.turns import Turns
 from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-SCORES_BARRIER, OUT_BARRIER, TURN_BARRIER = 1, 2, 4  # named: of the scores' warpgroup, of the state's (one each)
+SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
 
 
 class LinearAttention:
@@ -74,7 +73,6 @@ class LinearAttention:
         self.two = spec.updates or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
-        self.turns = Turns(self.second.there and spec.writes and config.groups == 2, TURN_BARRIER)
         self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -283,7 +281,6 @@ class LinearAttention:
         second, written = self.second.begin(), self.neighbours.ring()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            self.turns.begin(wg, i)
             self.products.begin(c, s, ring.stage)
             self.neighbours.ask(g, s, t, self.order(t, i), wg)
             if const_expr(not self.second.there):
@@ -292,7 +289,6 @@ class LinearAttention:
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
-            self.turns.end(wg, i, t.chunks)
             solved = scores.stage, self.delta.of_inverse(ring.stage, scores.stage)
             self.delta.updates(c, s.delta, solved, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
             if const_expr(self.second.there):  # before, registers had the state, in two parts
