@@ -2,7 +2,6 @@
 or rounded where the kernels round."""
 import torch
 
-from tkq.linear_attention.hedgehog.launch import OfFeatures, QueriesFound, Window
 from tkq.reference import hedgehog as reference
 from tkq.reference.precision import _upcast
 
@@ -40,13 +39,8 @@ def query_gradients(given):
     return dq, less, sum(maps)
 
 
-def key_gradients(given, added=None):
+def key_gradients(given):
     """As `launch.key_gradients`."""
-    if added is not None:
-        *found, maps = key_gradients(given)
-        for to, more in zip(added, found):
-            to += more
-        return *added, maps
     weight, power = _weights(given)
     dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
     others = _features(given.y, given.y_map) * (weight / power)[..., None]
@@ -118,22 +112,4 @@ def _put(given, at, dy, power, dx):
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 
-def window_of_keys(given):
-    """As `launch.window_of_keys`."""
-    dq, dk, dv = (torch.zeros_like(x) for x in given[:3])
-    window_gradients(given, dq, dk, dv)
-    return dk, dv
-
-
-def all_query_gradients(given):
-    """As `launch.all_query_gradients`."""
-    q, k, do, v, q_map, k_map, o, inverse, largest, linear, window = given
-    delta = (_upcast(o) * _upcast(do)).sum(-1)
-    dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, inverse, delta, largest, linear))
-    others = torch.zeros_like(k), torch.zeros_like(v)
-    factors = window_gradients(Window(q, k, v, do, inverse, delta, less, linear, window), dq, *others)
-    return QueriesFound(dq, delta, less, factors, dq_map)
-
-
-ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients, key_gradients=key_gradients,
-           window_of_keys=window_of_keys, all_query_gradients=all_query_gradients)
+ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients, key_gradients=key_gradients)

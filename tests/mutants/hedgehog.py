@@ -13,8 +13,6 @@ WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
 PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
     pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
 FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
-WHOLE = (f"{TESTS}test_gradients_by_a_launch_of_all_of_queries[460]",)
-PRESSED_WHOLE, LOADED_WHOLE = (pressed(f"{kind}-hedgehog_queries") for kind in ("naps", "loads"))
 SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
 
@@ -111,14 +109,14 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/feature_state.py",
         ("hedgehog_features_take_up_the_chunk_before_at_once", """
             self.put_state(s, c, side, states, i)
-            self.add_others(g, s, t, c, side, (before, others, one), i - 1, scale)
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
          """, """
-            self.add_others(g, s, t, c, side, (before, others, one), i - 1, scale)
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             self.put_state(s, c, side, states, i)
          """, GRADIENTS),
         ("hedgehog_map_gradient_without_the_last_chunk", """
             before.advance()
-        self.begin_map(s, c, side, before, one)
+        self.begin_map(s, c, side, (before, one))
          """, "before.advance()", GRADIENTS),
         ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
          "for warp in cutlass.range_constexpr(1):", GRADIENTS),
@@ -134,26 +132,10 @@ MUTANTS = (
         ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(
-        "linear", "tkq/linear_attention/hedgehog/queries_gradients.py",
-        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dx, s.ds[1], y[self.past_stage(tokens, i)])", "",
-         WHOLE),
-        ("hedgehog_queries_of_the_own_chunk_twice", "tk.mma_AB(c.dx, s.ds[1], y[self.past_stage(tokens, i)])",
-         "tk.mma_AB(c.dx, s.ds[1], y[tokens.stage])", WHOLE),
-        ("hedgehog_queries_without_delta", "c.delta.tensor[r] = self.row_dot(g, here, token)",
-         "c.delta.tensor[r] = Float32(0.0)", WHOLE),
-        ("hedgehog_queries_no_wait_for_keys", "s.others.wait(tokens)", "", LOADED_WHOLE),
-        ("hedgehog_queries_no_wait_for_values", "s.values.wait(tokens)", "", LOADED_WHOLE),
-        ("hedgehog_queries_ds_over_dq", """
-        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # ds has been read
-        self.features.put(g.dx, s.out[0], c.dx, at)
-         """, "self.features.put(g.dx, s.out[0], c.dx, at)", PRESSED_WHOLE)),
-    *family(
-        "linear", "tkq/linear_attention/hedgehog/window_rows.py",
+        "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "
          "Float32(0.0))), x, dp, rows.inverse, rows.delta,", "e * inverse * (d - delta)), x, dp, rows.inverse, "
-         "rows.delta,", WINDOW)),
-    *family(
-        "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
+         "rows.delta,", WINDOW),
         ("hedgehog_keys_without_the_chunk_behind", "tk.mma_AtB(dk, s.ds[1], s.q[tokens.stage])", "", WINDOW),
         ("hedgehog_last_chunk_of_keys_left_out", "self.put_keys(g, s, t, (dk, dv), t.chunks - 1)", "", WINDOW),
         ("hedgehog_no_wait_for_pairs", """

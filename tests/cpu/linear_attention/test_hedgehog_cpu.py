@@ -9,8 +9,8 @@ from tests.helpers import hedgehog_launches
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
-from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_queries, of_window, shipped
-from tkq.linear_attention.hedgehog.launch import feature_recipe, queries_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
 from tkq.linear_attention.hedgehog.plan import segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
@@ -108,21 +108,32 @@ def in_plain_pytorch(monkeypatch):
         monkeypatch.setattr(gradients, name, emulated)
 
 
-def backward(do, given, **how):
-    return gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given), **how)
+def backward(do, given):
+    return gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given))
 
 
-@pytest.mark.parametrize("S, F, whole", [(40, 64, None), (128, 64, None), (333, 64, None), (333, 32, None),
-                                         (40, 64, True), (333, 64, True)])
-def test_gradients_by_launches(S, F, whole, monkeypatch):
-    """By the features' own kernels, by one of all gradients of queries and, of maps of 32 columns, by three launches of
-    the engine."""
+@pytest.mark.parametrize("S, F", [(40, 64), (128, 64), (333, 64), (333, 32)])
+def test_gradients_by_launches(S, F, monkeypatch):
+    """By the features' own kernels and, of maps of 32 columns, by three launches of the engine."""
     in_plain_pytorch(monkeypatch)
     given = [x.double() for x in make(S, F=F).values()]
     do = torch.randn_like(given[0])
     want = reference.hedgehog_backward(do, *reference.outputs(*given), *given)
-    for name, mine, exact in zip(NAMES, backward(do, given, whole=whole), want):
+    for name, mine, exact in zip(NAMES, backward(do, given), want):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=1e-6, msg=name)  # float32's sums
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (5, 6), (0, 1, 2)])
+def test_gradients_of_some_alone(wanted, monkeypatch):
+    """Are those of all: none is made of what only others would have needed."""
+    needs = tuple(i in wanted for i in range(7))
+    in_plain_pytorch(monkeypatch)
+    given = [x.double() for x in make(200, F=64).values()]
+    do = torch.randn_like(given[0])
+    want = reference.hedgehog_backward(do, *reference.outputs(*given), *given)
+    found = gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given), needs)
+    for i in wanted:
+        torch.testing.assert_close(found[i].double(), want[i], rtol=1e-6, atol=1e-6, msg=NAMES[i])
 
 
 @pytest.mark.parametrize("F", [64, 32])
@@ -263,38 +274,11 @@ def test_machine_code_of_the_windows_gradients():
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("dtype, of, adds", [("bf16", "queries", False), ("bf16", "keys", False),
-                                             ("fp16", "keys", False), ("bf16", "keys", True)])
-@pytest.mark.sampled(when=lambda dtype, of, adds: dtype == "fp16" or of == "queries" or adds)
-def test_machine_code_of_the_features_gradients(dtype, of, adds):
-    spec = FeatureSpec(dtype, 128, of, adds)
+@pytest.mark.parametrize("dtype, of", [("bf16", "queries"), ("bf16", "keys"), ("fp16", "keys")])
+@pytest.mark.sampled(when=lambda dtype, of: dtype == "fp16" or of == "queries")  # of keys one code for both
+def test_machine_code_of_the_features_gradients(dtype, of):
+    spec = FeatureSpec(dtype, 128, of)
     sass.assert_sass(feature_recipe(spec), of_features(spec))
-
-
-@needs_nvdisasm
-def test_machine_code_of_all_gradients_of_queries():
-    spec = FeatureSpec("bf16", 128, "queries")
-    sass.assert_sass(queries_recipe(spec), of_queries(spec))
-
-
-@needs_nvdisasm
-def test_machine_code_of_the_windows_gradients_of_keys():
-    spec = WindowSpec("bf16", 128, "keys")
-    sass.assert_sass(window_recipe(spec), of_window(spec))
-
-
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (5, 6), (0, 1, 2)])
-def test_gradients_of_some_alone(wanted, whole, monkeypatch):
-    """Are those of all: none is made of what only others would have needed."""
-    needs = tuple(i in wanted for i in range(7))
-    in_plain_pytorch(monkeypatch)
-    given = [x.double() for x in make(200, F=64).values()]
-    do = torch.randn_like(given[0])
-    want = reference.hedgehog_backward(do, *reference.outputs(*given), *given)
-    found = backward(do, given, needs=needs, whole=whole)
-    for i in wanted:
-        torch.testing.assert_close(found[i].double(), want[i], rtol=1e-6, atol=1e-6, msg=NAMES[i])
 
 
 @needs_nvdisasm

@@ -17,7 +17,6 @@ from tkq.reference import hedgehog as reference
 from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
-SLOW = pytest.mark.slow
 NAMES = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 
 
@@ -156,14 +155,13 @@ def test_the_same_bits():
     assert all(torch.equal(x, y) for again in seen[1:] for x, y in zip(again, seen[0]))
 
 
-def check_gradients(*given, whole=False):
-    """whole: those of queries by one launch."""
+def check_gradients(*given):
     leaves = [x.requires_grad_() for x in given]
     with poisoned():
         o = tkq.hedgehog(*leaves)
         torch.manual_seed(1)  # bits are compared, too, under pressure
         do = torch.randn_like(o)
-        found = in_whole(do, given) if whole else torch.autograd.grad(o, leaves, do)
+        found = torch.autograd.grad(o, leaves, do)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     want = torch.autograd.grad(reference.hedgehog(*wide), wide, do.double(), allow_unused=True, materialize_grads=True)
     peer = _as_launched(do, leaves)
@@ -175,13 +173,6 @@ def check_gradients(*given, whole=False):
         # that peer is of the same formulas: a few roundings to 16 bits, of numbers that are added up
         assert (x - exact).norm() <= 2**-5 * exact.norm(), name
     return found
-
-
-def in_whole(do, given):
-    given = [x.detach() for x in given]
-    o, inverse, _ = start(Forward(*given))
-    found = by_launches.backward(do, by_launches.Saved(o, inverse, *given), whole=True)
-    return [x.to(of.dtype) for x, of in zip(found, given)]
 
 
 def _as_launched(do, leaves):
@@ -239,42 +230,13 @@ def test_gradients(S):
     check_gradients(*make(2, S, 2, 128))
 
 
-@pytest.mark.parametrize("S", [pytest.param(1, marks=SLOW), pytest.param(65, marks=SLOW), 460])
-def test_gradients_by_a_launch_of_all_of_queries(S):
-    check_gradients(*make(2, S, 2, 128), whole=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharp, scale", [(8.0, 1.0), (40.0, 6.0), (0.0, 0.0)])
-def test_gradients_of_hard_data_by_a_launch_of_all_of_queries(sharp, scale):
-    """No further from float64 than those of the launches apart."""
-    given = make(1, 600, 2, 128, sharp=sharp, scale=scale)
-    o, inverse, _ = start(Forward(*given))
-    do = torch.randn_like(o)
-    saved = by_launches.Saved(o, inverse, *given)
-    want = reference.hedgehog_backward(do.double(), *reference.outputs(*(x.double() for x in given)),
-                                       *(x.double() for x in given))
-    with poisoned():
-        whole, apart = (by_launches.backward(do, saved, whole=x) for x in (True, False))
-    for name, x, y, exact in zip(NAMES[:5], whole, apart, want):
-        assert (x - exact).norm() <= 1.5 * (y - exact).norm() + 2**-9 * exact.norm(), name
-
-
-@pytest.mark.slow
-def test_gradients_of_float16_by_a_launch_of_all_of_queries():
-    given = list(make(1, 300, 2, 64, dtype=torch.float16))
-    given[5] = given[5] * 1e-3
-    check_gradients(*given, whole=True)
-
-
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=SLOW)])
-def test_the_gradient_of_keys_alone(whole):
+def test_the_gradient_of_keys_alone():
     """Is the same as with those of others."""
     given = make(1, 200, 2, 128)
     o, inverse, _ = start(Forward(*given))
     do, saved = torch.randn_like(o), by_launches.Saved(o, inverse, *given)
-    alone = by_launches.backward(do, saved, tuple(i == 1 for i in range(7)), whole=whole).k
-    assert torch.equal(alone, by_launches.backward(do, saved, whole=whole).k)
+    alone = by_launches.backward(do, saved, tuple(i == 1 for i in range(7))).k
+    assert torch.equal(alone, by_launches.backward(do, saved).k)
 
 
 def test_gradients_where_features_are_at_their_least():

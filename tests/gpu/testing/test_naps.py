@@ -21,8 +21,8 @@ LOADED = (
     "gemm_small_m", "fp8", "fp8_not_overlapped", "fp8_promoted", "fp8_blocks", "fp8_small_m", "fp8_small_m_blocks",
     "grouped", "grouped_long", "linear", "delta", "delta_neighbours", "delta_training", "delta_wide",
     "delta_blocks", "split", "channels", "channels_delta", "hedgehog", "hedgehog_segments", "hedgehog_window",
-    "hedgehog_features", "hedgehog_queries", "ssd", "based", "norm_backward", "norm_backward_warps", "norm_quantised",
-    "fft_passes", "split_fft_passes", "fft_heads", "mla", "mla_float8")
+    "hedgehog_features", "ssd", "based", "norm_backward", "norm_backward_warps", "norm_quantised", "fft_passes",
+    "split_fft_passes", "fft_heads", "mla", "mla_float8")
 STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once", "backward_ordered"
 CLUSTER = "attention_cluster", "attention_wide_cluster"
 FIRSTS = "backward_first_at_once", "backward_chain"

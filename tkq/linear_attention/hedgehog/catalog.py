@@ -4,7 +4,7 @@ from dataclasses import replace
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.finish.launch import recipe as dots_recipe
 from tkq.linear_attention.finish.spec import RowDotsSpec, lanes
-from tkq.linear_attention.hedgehog.config import KEYS_ALONE, WindowConfig
+from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan
 from tkq.linear_attention.hedgehog.spec import OF, PARTS, FeatureSpec, HedgehogSpec, WindowSpec
@@ -47,12 +47,9 @@ def expectation(spec: HedgehogSpec) -> Expectation:
 
 def of_window(spec: WindowSpec) -> Expectation:
     """Products of scores and of what do gives, of two chunks each; of gradients of queries, keys and values."""
-    alone = spec.of == "keys"  # without those of queries
-    few, *others = (KEYS_ALONE if alone else WindowConfig()).registers
-    of_queries = 0 if alone else 8 * (spec.head_dim // 64)
-    return Expectation(tensor=4 * (spec.head_dim // 16) + of_queries + 16,
-                       instructions=LOADS if alone else (*LOADS[::2], "UTMAREDG"),
-                       roles=((few, 1), *((n, 1) for n in others)))
+    few, *others = WindowConfig().registers
+    return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16,
+                       instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
 
 
 def of_features(spec: FeatureSpec) -> Expectation:
@@ -61,12 +58,4 @@ def of_features(spec: FeatureSpec) -> Expectation:
     few, some, many = feature_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
-    instructions = (*LOADS[::2], "UTMAREDG") if spec.adds else LOADS
-    return Expectation(tensor=products, instructions=instructions, roles=((few, 1), (some, 2), (many, 1)))
-
-
-def of_queries(spec: FeatureSpec) -> Expectation:
-    """`of_features`, and the window's scores and what do gives, of two chunks each, and what they add to dq."""
-    found = of_features(spec)
-    return replace(found, tensor=found.tensor + 4 * (spec.head_dim // 16) + 2 * (CHUNK // 16),
-                   local_memory=20)  # a few uniform registers, once a chunk
+    return Expectation(tensor=products, instructions=LOADS, roles=((few, 1), (some, 2), (many, 1)))

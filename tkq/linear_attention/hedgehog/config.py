@@ -17,13 +17,9 @@ class HedgehogConfig:
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """registers: of a thread of the producer, and of the warpgroups of pairs, of queries where it has them, and of
-    keys."""
+    """registers: of a thread of the producer, and of the warpgroups of pairs, of queries and of keys."""
 
     registers: tuple = (24, 208, 96, 184)
-
-
-KEYS_ALONE = WindowConfig((24, 232, 240))  # there is no warpgroup of queries
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,6 @@ class Gradient:
     far: tk.RowVec
 
 
-def make_gradient(spec: FeatureSpec, dtype) -> Gradient:
-    D, features = spec.head_dim, [tk.rt_fl(FEATURES) for _ in range(2 + SIDES)]
-    return Gradient(*features[:2], tuple(features[2:]), tk.rt(FEATURES, dtype),
-                    tuple(tk.rt(FEATURES, dtype) for _ in range(SIDES)), tk.rt_fl(D), tk.rt_fl(D),
-                    *[tk.rv() for _ in range(5)])
-
-
 class GradientPart:
     """Of 64 tokens after the others: dx, of keys dv, of queries the linear factor's."""
 
@@ -50,7 +43,10 @@ class GradientPart:
 
     @cute.jit
     def run(self, g, s, t):
-        c = make_gradient(self.spec, self.dtype)
+        D, dtype = self.spec.head_dim, self.dtype
+        c = Gradient(tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), tuple(tk.rt_fl(FEATURES) for _ in range(SIDES)),
+                     tk.rt(FEATURES, dtype), tuple(tk.rt(FEATURES, dtype) for _ in range(SIDES)), tk.rt_fl(D),
+                     tk.rt_fl(D), *[tk.rv() for _ in range(5)])
         less, power = near_power(self.spec, g, t)
         scale, powers = g.linear[t.head] * less, s.power
         powers[tk.thread_in_warpgroup() % 4, 0] = power

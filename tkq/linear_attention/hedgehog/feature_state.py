@@ -46,14 +46,14 @@ class FeatureState:
         less, _ = near_power(self.spec, g, t)
         scale = g.linear[t.head] * less
         states, before = s.states.ring(), s.tokens.ring()
-        others, one = (tk.Ring(before.count, n) for n in (s.others.stages, 1))  # of the chunk before, too
+        one = tk.Ring(before.count, 1)  # of the chunk before, in pipes of a stage
         s.map_pipe.wait(s.map_pipe.ring())
         self.put_state(s, c, side, states, 0)
         for i in cutlass.range(1, t.chunks, unroll=1):
             self.put_state(s, c, side, states, i)
-            self.add_others(g, s, t, c, side, (before, others, one), i - 1, scale)
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             before.advance()
-        self.begin_map(s, c, side, before, one)
+        self.begin_map(s, c, side, (before, one))
         tk.mma_wait(0)
         _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
         tk.mul(c.dmap, c.dmap, power)
@@ -73,8 +73,9 @@ class FeatureState:
         s.states.commit(states)
         states.advance()
 
-    def begin_map(self, s, c, side, tokens, dys):
+    def begin_map(self, s, c, side, rings):
         """Of the map's gradient half of the rows, which the chunk before has."""
+        tokens, dys = rings
         s.tokens.wait(tokens)
         s.dys.wait(dys)
         tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
@@ -82,11 +83,11 @@ class FeatureState:
     @cute.jit
     def add_others(self, g, s, t, c, side, rings, i, scale):
         """Of chunk i, with its part of the map's gradient, which is added behind what features begin with."""
-        (values, others, dys), parts, total = rings, s.parts, c.total
+        (values, others), parts, total = rings, s.parts, c.total
         self.ask(g, t, c, visited(self.spec, t, i))
         s.others.wait(others)
         tk.mm_AB(c.e, s.y[others.stage], s.maps[1])
-        self.begin_map(s, c, side, values, dys)
+        self.begin_map(s, c, side, rings)
         tk.mma_wait(1)
         s.others.release(others)
         if side == 0:
@@ -95,7 +96,7 @@ class FeatureState:
             softmax(c.e, c.row, c.e, -1.0)
         tk.apply(c.e, lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), c.e)
         tk.mma_wait(0)
-        s.dys.release(dys)
+        s.dys.release(others)  # in pipes of a stage
         s.tokens.release(values)
         if const_expr(self.keys):
             tk.mul(c.weight, c.weight, scale)

@@ -75,8 +75,6 @@ class Shared:
     values: tk.Pipe
     states: tk.Pipe
     dys: tk.Pipe
-    outputs: Optional[tk.Pipe] = None  # a's, where x's does not bring it
-    ds: Optional[tk.SharedTile] = None  # gradients of the window's scores, of keys of the chunk, of the one before
 
 
 def visited(spec: FeatureSpec, t, i):

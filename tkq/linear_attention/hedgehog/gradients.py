@@ -8,17 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import row_dots
-from tkq.linear_attention.hedgehog.launch import (
-    OfFeatures,
-    OfQueries,
-    Window,
-    all_query_gradients,
-    key_gradients,
-    query_gradients,
-    window_gradients,
-    window_of_keys,
-)
-from tkq.linear_attention.hedgehog.plan import whole_queries
+from tkq.linear_attention.hedgehog.launch import OfFeatures, Window, key_gradients, query_gradients, window_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.hedgehog import Gradients, Parts, hedgehog_backward
 
@@ -39,22 +29,19 @@ class Saved(NamedTuple):
     window: Tensor
 
 
-def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7, whole: bool | None = None) -> tuple:
+def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     """`reference.hedgehog.Gradients`, wide or of the tensors' types. needs: which are wanted, in that order; a gradient
-    that is not wanted is None, or what was found on the way to others. whole: has the launch for queries the window's
-    part of them, too? None: as `plan.whole_queries` says."""
+    that is not wanted is None, or what was found on the way to others."""
     if saved.q_map.shape[2] != OWN or not do.numel():
         return hedgehog_backward(do, *saved, parts=Parts(_before, _in_window, narrow=True))
     o, inverse, q, k, v, q_map, k_map, linear, window = saved
+    delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
     # which float16 alone needs
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
-    # of keys, too: what the largest score of a window gets less begins with a sum that the launch for queries makes
-    of_queries, of_keys = any(needs[i] for i in (0, 1, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
-    if of_queries and (whole_queries() if whole is None else whole):
-        return _with_whole_queries(do, saved, largest, of_keys)
-    delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
     numbers = inverse, delta, largest, linear.contiguous()
     less = dq_map = dk_map = None
+    # of keys, too: what the largest score of a window gets less begins with a sum that the launch for queries makes
+    of_queries, of_keys = any(needs[i] for i in (0, 1, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
     if of_queries:
         dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, *numbers))
     if of_keys:
@@ -67,18 +54,6 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7, whole: bool |
     factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
     maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
     return Gradients(dq, dk, dv, *maps, *factors)
-
-
-def _with_whole_queries(do, saved, largest, of_keys):
-    o, inverse, q, k, v, q_map, k_map, linear, window = saved
-    linear, window = linear.contiguous(), window.contiguous()
-    found = all_query_gradients(OfQueries(q, k, do, v, q_map, k_map, o.contiguous(), inverse, largest, linear, window))
-    dk = dv = dk_map = None
-    if of_keys:
-        dk, dv = window_of_keys(Window(q, k, v, do, inverse, found.delta, found.less, linear, window))
-        of_keys = OfFeatures(k, q, v, do, k_map, q_map, inverse, found.delta, largest, linear)
-        dk_map = key_gradients(of_keys, (dk, dv))[2].sum(0)
-    return Gradients(found.dq, dk, dv, found.dq_map.sum(0), dk_map, *found.factors.sum((1, 2)))
 
 
 def _in_window(q, k, v, *numbers):

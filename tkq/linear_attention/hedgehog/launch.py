@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KEYS_ALONE, WindowConfig
+from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
@@ -72,14 +72,13 @@ def _launcher(given, part=None):
 
 def window_recipe(spec: WindowSpec) -> Recipe:
     """The kernel's of the window's part of the gradients."""
-    config = KEYS_ALONE if spec.of == "keys" else WindowConfig()
-    return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, config))
+    return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, WindowConfig()))
 
 
 class Window(NamedTuple):
     """What the launch for the window takes, as `window_kernel.Operands` has it, but for gradients. inverse: of each
     token 1 over its denominator. delta: o do. less: what features' gradients without weights have of features, or None:
-    then all but dv is of no use."""
+    then the factors' gradients are of no use."""
 
     q: Tensor
     k: Tensor
@@ -95,29 +94,18 @@ class Window(NamedTuple):
 def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
     """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
     (2, B, S, H) fp32, linear's and window's; tokens are neighbours in memory, as those that sum them up read them."""
-    q = given.q
-    B, S, H = given.inverse.shape
+    q, k, v, do, inverse, delta, less, linear, window = given
+    B, S, H = inverse.shape
     found = torch.empty(2, B, H, S, device=q.device, dtype=torch.float32)
     if q.numel():
-        _in_window("all", given, (dq, dk, dv), found)
+        key = "window", q.get_device(), q.dtype, q.shape[3]
+        if key not in _launchers:
+            arch.require_hopper(q.device)
+            _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
+        numbers = inverse, delta, delta if less is None else less
+        _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
+                        q.shape[3]**-0.5)
     return found.transpose(2, 3)
-
-
-def window_of_keys(given: Window) -> tuple:
-    """The window's part of (dk, dv) alone."""
-    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.k, given.v))
-    _in_window("keys", given, (None, dk, dv), None)
-    return dk, dv
-
-
-def _in_window(of, given, added, found):
-    q, k, v, do, inverse, delta, less, linear, window = given
-    key = "window", of, q.get_device(), q.dtype, q.shape[3]
-    if key not in _launchers:
-        arch.require_hopper(q.device)
-        _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3], of)))
-    numbers = inverse, delta, delta if less is None else less
-    _launchers[key](q, (k, v, do, *added, *numbers, linear.contiguous(), window.contiguous(), found), q.shape[3]**-0.5)
 
 
 def feature_recipe(spec: FeatureSpec) -> Recipe:
@@ -147,67 +135,19 @@ def query_gradients(given: OfFeatures) -> tuple:
     return dq, less, _of_features("queries", given, (dq, None, less))
 
 
-def key_gradients(given: OfFeatures, added: tuple | None = None) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v. added: dk and dv, to be added to."""
-    dk, dv = added or (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
-    return dk, dv, _of_features("keys", given, (dk, dv, None), added is not None)
+def key_gradients(given: OfFeatures) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
+    return dk, dv, _of_features("keys", given, (dk, dv, None))
 
 
-def _of_features(of, given, made, adds=False):
+def _of_features(of, given, made):
     x, *others = given
     B, _, H, D = x.shape
     dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
-    key = of, adds, x.get_device(), x.dtype, D
+    key = of, x.get_device(), x.dtype, D
     if key not in _launchers:
         arch.require_hopper(x.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of, adds)))
+        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
     _launchers[key](x, (*others, *made, dmap))
     return dmap
-
-
-def queries_recipe(spec: FeatureSpec) -> Recipe:
-    """The kernel's of all gradients of queries, the window's part among them."""
-    return Recipe("tkq.linear_attention.hedgehog.queries_kernel:QueryGradients", (spec, feature_plan(spec)))
-
-
-class OfQueries(NamedTuple):
-    """What the launch for queries takes, as `queries_kernel.Operands` has it, but for what it gives. largest: as
-    `OfFeatures` has it."""
-
-    q: Tensor
-    k: Tensor
-    do: Tensor
-    v: Tensor
-    q_map: Tensor
-    k_map: Tensor
-    o: Tensor
-    inverse: Tensor
-    largest: Tensor
-    linear: Tensor
-    window: Tensor
-
-
-class QueriesFound(NamedTuple):
-    """dq, delta, less (B, S, H) fp32, factors (2, B, S, H) fp32, as `window_gradients` has them, dq_map (B, H, D, F)
-    fp32."""
-
-    dq: Tensor
-    delta: Tensor
-    less: Tensor
-    factors: Tensor
-    dq_map: Tensor
-
-
-def all_query_gradients(given: OfQueries) -> QueriesFound:
-    """Those of `query_gradients`, what `window_gradients` adds to dq, the factors', and delta = o do."""
-    q, *others = given
-    B, S, H, D = q.shape
-    dq, (delta, less) = torch.empty_like(q, memory_format=CONTIGUOUS), (torch.empty_like(given.inverse) for _ in "12")
-    dmap, factors = (torch.empty(shape, device=q.device, dtype=torch.float32)
-                     for shape in ((B, H, D, given.q_map.shape[2]), (2, B, H, S)))
-    key = "all queries", q.get_device(), q.dtype, D
-    if key not in _launchers:
-        arch.require_hopper(q.device)
-        _launchers[key] = function(queries_recipe(FeatureSpec(dtypes.name_of(q.dtype), D, "queries")))
-    _launchers[key](q, (*others, dq, delta, less, factors, dmap), D**-0.5)
-    return QueriesFound(dq, delta, less, factors.transpose(2, 3), dmap)

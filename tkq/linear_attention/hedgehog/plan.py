@@ -17,12 +17,6 @@ def feature_plan(spec: FeatureSpec) -> FeatureConfig:
     return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 136, 216))
 
 
-def whole_queries() -> bool:
-    """Does the launch for queries' gradients have the window's part of them, too, and o do? Not before it has been
-    timed (docs/attempts/hedgehog.md)."""
-    return False
-
-
 SHORTEST = 8  # chunks of a block at least, of "states" half as many
 
 

@@ -32,40 +32,33 @@ class HedgehogSpec:
         return 2 * self.features == self.head_dim
 
 
-OF = "queries", "keys"
-OF_WINDOW = "all", "keys"
-
-
 @dataclass(frozen=True)
 class WindowSpec:
-    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them. of: "all", which
-    are added to what is there, or those of keys and values alone, which are written."""
+    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them."""
 
     dtype: str
     head_dim: int
-    of: str = "all"
 
     def __post_init__(self):
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
-                                   ("of", self.of, OF_WINDOW)):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
             if got not in allowed:
                 raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+
+OF = "queries", "keys"
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
     """The features' part of the gradients, of maps of 64 columns. dtype, head_dim: as `HedgehogSpec` has them. of:
-    "queries", or "keys", with values. adds: gradients of keys and values are added to what is there."""
+    "queries", or "keys", with values."""
 
     dtype: str
     head_dim: int
     of: str
-    adds: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
                                    ("of", self.of, OF)):
             if got not in allowed:
                 raise ValueError(f"FeatureSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
-        if self.adds and self.of != "keys":
-            raise ValueError("FeatureSpec: adds is True, allowed is False: those of queries are written")

@@ -1,34 +1,35 @@
 """The window's part of the gradients of Hedgehog's attention, chunk by chunk."""
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
-from tkq.linear_attention.hedgehog.window_rows import factors_of, make_rows, numbers, of_scores, sums
+from tkq.linear_attention.hedgehog.weights import EPS
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
+BELOW_ONE = 1 - 2.0**-24
+LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
 
 class Operands(NamedTuple):
     """q, k, v, do, dq, dk, dv: (B, S, H, D), the last three to be added to. inverse, delta, less: (B, S, H) fp32.
-    linear, window: factors, (H,) fp32. of_factors: (2, B, H, S) fp32, gradients of linear and of window. Of keys alone
-    dq and of_factors are None, dk and dv to be written."""
+    linear, window: factors, (H,) fp32. of_factors: (2, B, H, S) fp32, gradients of linear and of window."""
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
     do: cute.Tensor
-    dq: Optional[cute.Tensor]
+    dq: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
     inverse: cute.Tensor
@@ -36,7 +37,7 @@ class Operands(NamedTuple):
     less: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
-    of_factors: Optional[cute.Tensor]
+    of_factors: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Globals:
     k: tk.gl
     v: tk.gl
     do: tk.gl
-    dq: Optional[tk.gl]
+    dq: tk.gl
     dk: tk.gl
     dv: tk.gl
     inverse: cute.Tensor
@@ -53,7 +54,7 @@ class Globals:
     less: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
-    of_factors: Optional[cute.Tensor]
+    of_factors: cute.Tensor
     scale: Float32
     tokens: Int32
 
@@ -66,11 +67,27 @@ class Shared:
     v: tk.SharedTile
     p: tk.SharedTile  # weights of keys of the chunk, of the one before
     ds: tk.SharedTile  # gradients of scores likewise
-    dq: Optional[tk.SharedTile]
+    dq: tk.SharedTile
     dk: tk.SharedTile
     tokens: tk.Pipe
     keys: tk.Pipe
     pairs: tk.Pipe
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Registers of the pairs' warpgroup, numbers of its tokens."""
+
+    most: tk.RowVec
+    total: tk.RowVec
+    of_do: tk.RowVec
+    count: tk.RowVec
+    inverse: tk.RowVec
+    delta: tk.RowVec
+    far_do: tk.RowVec
+    far: tk.RowVec
+    exact: tk.RowVec
+    found: tk.RowVec
 
 
 class WindowGradients:
@@ -100,14 +117,11 @@ class WindowGradients:
       keys      3        producer's bytes (1)       warps of pairs and queries (8), a chunk later: K V; the first stage
                                                     is of a chunk before the first, whose p and ds are 0: chunk 0 again
       pairs     1        warps of pairs (4)         warps of queries and keys (8)
-
-    Of keys alone, dq and the factors' gradients are another launch's: there is no warpgroup of queries, whose warps
-    would release stages. dK and dV are written: the features' launch, which moves fewer bytes, adds its own to them.
     """
 
     def __init__(self, spec: WindowSpec, config: WindowConfig):
         self.spec, self.config = spec, config
-        self.dtype, self.keys_alone = element_type(spec.dtype), spec.of == "keys"
+        self.dtype = element_type(spec.dtype)
         self.x_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
 
@@ -121,8 +135,6 @@ class WindowGradients:
         numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
         linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
         of_factors = fake.tensor("fp32", (2, B, H, S), align=4)
-        if self.keys_alone:
-            rows[4] = of_factors = None
         return rows[0], (*rows[1:], *numbers, linear, window, of_factors), Float32(1.0)
 
     @cute.jit
@@ -130,40 +142,32 @@ class WindowGradients:
         """others: those of `Operands` behind q."""
         operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch)
-        rows = [x if x is None else cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
-                for x in operands[:7]]
-        put = tk.gl.store if self.keys_alone else tk.gl.add
-        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]],
-                    None if self.keys_alone else tk.gl.add(rows[4], self.p_tile),
-                    *[put(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
-        self.kernel(g).launch(
-            grid=[rows[0].shape[2], rows[0].shape[3], 1], block=[(4 - self.keys_alone) * tk.WARPGROUP, 1, 1],
-            stream=stream, min_blocks_per_mp=1)
+        rows = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:7]]
+        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.add(rows[4], self.p_tile),
+                    *[tk.gl.add(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
+        self.kernel(g).launch(grid=[rows[0].shape[2], rows[0].shape[3], 1], block=[4 * tk.WARPGROUP, 1, 1],
+                              stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
         al, x = tk.SharedAllocator(), self.x_tile
-        readers = 4 if self.keys_alone else 8  # warps of keys' tiles, of pairs
         s = Shared(al.tile(x, 2), al.tile(x, 2), al.tile(x, 3), al.tile(x, 3), al.tile(self.p_tile, 2),
-                   al.tile(self.p_tile, 2),
-                   None if self.keys_alone else al.tile(self.p_tile, self.spec.head_dim // CHUNK), al.tile(x),
-                   al.pipe(2, 2 * x.bytes, 8), al.pipe(3, 2 * x.bytes, readers), al.pipe(1, 0, readers, producers=4))
+                   al.tile(self.p_tile, 2), al.tile(self.p_tile, self.spec.head_dim // CHUNK), al.tile(x),
+                   al.pipe(2, 2 * x.bytes, 8), al.pipe(3, 2 * x.bytes, 8), al.pipe(1, 0, 8, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.keys, s.pairs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
-        few, pairs, *queries, keys = self.config.registers
+        few, pairs, queries, keys = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_pairs(g, s, t), pairs),
-                   *(tk.Role(lambda _: self.add_queries(g, s, t), n) for n in queries),
+                   tk.Role(lambda _: self.add_queries(g, s, t), queries),
                    tk.Role(lambda _: self.add_keys(g, s, t), keys)))
 
     @cute.jit
     def produce(self, g, s, t):
-        tk.prefetch(g.q, g.k, g.v, g.do, g.dk, g.dv)
-        if const_expr(not self.keys_alone):
-            tk.prefetch(g.dq)
+        tk.prefetch(g.q, g.k, g.v, g.do, g.dq, g.dk, g.dv)
         tokens, keys = s.tokens.ring(), s.keys.ring()
         first = s.keys.acquire(keys)
         tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, 0, 0), first)
@@ -184,7 +188,7 @@ class WindowGradients:
     @cute.jit
     def make_pairs(self, g, s, t):
         now, past, dp_now, dp_past = (tk.rt_fl(CHUNK) for _ in range(4))
-        rows = make_rows()
+        rows = Rows(*[tk.rv() for _ in range(10)])
         linear, window = g.linear[t.head], g.window[t.head]
         tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.pairs.ring()
         s.keys.wait(keys)
@@ -208,23 +212,67 @@ class WindowGradients:
             tk.mma_wait(0)
             s.tokens.release(tokens)
             s.keys.release(before)
-            sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
-            numbers(rows, (linear, window), None if self.keys_alone else factors_of(g, t, i))
+            self.sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
+            self.numbers(g, t, rows, (linear, window), i)
             s.pairs.acquire_empty(out)
             for n, x, dp in ((0, now, dp_now), (1, past, dp_past)):
-                self.put_pairs(s, n, (x, dp), rows, g.scale)
+                self.put_pairs(s, n, (x, dp), rows, (window, g.scale))
             tk.publish()
             s.pairs.commit(out)
             for ring in (tokens, keys, before, out):
                 ring.advance()
 
-    def put_pairs(self, s, n, pair, rows, scale):
+    def sums(self, rows, parts, scale):
+        """Scores become exponentials, 1 where they are the largest and below 1 elsewhere; sums of these, of their
+        products with dp, and how many are 1."""
+        for vector in (rows.total, rows.of_do, rows.count):
+            tk.zero(vector)
+        for x, dp in parts:
+            e, d = x.rows_view, dp.rows_view
+            for r in range(2):
+                for j in range(CHUNK // 4):
+                    less = e[r, j] - rows.most.tensor[r]
+                    one = cute.math.exp2(less * scale, fastmath=True)
+                    one = cutlass.select_(one >= 1.0, Float32(BELOW_ONE), one)  # NaN stays
+                    one = cutlass.select_(less == 0.0, Float32(1.0), one)
+                    e[r, j] = one
+                    rows.total.tensor[r] = rows.total.tensor[r] + one
+                    rows.of_do.tensor[r] = cute.math.fma(one, d[r, j], rows.of_do.tensor[r])
+                    largest = cutlass.select_(less == 0.0, Float32(1.0), Float32(0.0))
+                    rows.count.tensor[r] = rows.count.tensor[r] + largest
+        for vector in (rows.total, rows.of_do, rows.count):
+            tk.quad_sum(vector)
+
+    def numbers(self, g, t, rows, factors, i):
+        """The factors' gradients of each token, to global memory."""
+        linear, window = factors
+        one_over = cute.arch.rcp_approx(linear)
+        tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
+                 rows.total)
+        tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
+            window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.far_do, rows.delta, rows.far)
+        # what is before the window is known from the denominator where it has a part in it: not where linear is near 0
+        known = lambda inverse, far: cutlass.select_(
+            cute.math.absf(far * inverse) > LEAST_SHARE, far * one_over, Float32(0.0))
+        tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+            less + (delta - exact) * known(inverse, far)), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
+        tk.store_rows(g.of_factors[0, t.batch, t.head, None], rows.found, i * CHUNK, g.tokens)
+        tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+                 rows.of_do, rows.exact, rows.total)
+        tk.store_rows(g.of_factors[1, t.batch, t.head, None], rows.found, i * CHUNK, g.tokens)
+        # what the largest score gets less, and from here on the factor of exponentials
+        tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
+        tk.mul(rows.inverse, rows.inverse, window)
+
+    def put_pairs(self, s, n, pair, rows, factors):
         """p and ds of a chunk's keys."""
-        x, dp = pair
+        (x, dp), (_, scale) = pair, factors
         narrow = tk.rt(CHUNK, self.dtype)
         tk.apply_narrow(narrow, lambda e, inverse: e * inverse, x, rows.inverse)
         tk.store(s.p[n], narrow)
-        of_scores(narrow, x, dp, rows, scale)
+        tk.apply_narrow(narrow, lambda e, d, inverse, delta, less: scale * (
+            e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, Float32(0.0))), x, dp, rows.inverse, rows.delta,
+            rows.found)
         tk.store(s.ds[n], narrow)
 
     # ---- gradients -----------------------------------------------------------------------------
