@@ -97,7 +97,7 @@ def test_fixed_splits_do_not_depend_on_the_batch():
 
 @pytest.mark.parametrize("lengths, page", [([20000, 300, 7], 16), ([1500] * 33, 64)])
 def test_the_same_bits_in_every_run(lengths, page):
-    """Whichever part of a pair is last."""
+    """Of many parts of a sequence, and of two."""
     cache, q = make(lengths, page), queries(len(lengths), 1, 128, 576)
     first = call(q, cache)
     for _ in range(20):

@@ -9,7 +9,6 @@ import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
-from tkq.attention.mla.pairs import PAIR
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
 from tkq.attention.mla.tiles import place_of, rows_of
@@ -20,7 +19,7 @@ LAYERS = 4  # blocks of threads for each part of the plan
 COLUMNS = 128  # of a row, four to a lane, that a block merges at a time; each warp has some of the splits
 TOGETHER = 8  # parts that a thread has on their way
 FEW = 16  # splits up to which a warp merges them alone
-FEW_LOADS = 8  # of 16 bytes that a lane of it has on their way
+FEW_PANELS, FEW_TOGETHER = 2, 4  # times COLUMNS that it merges at a time; parts
 NORM, TOP, SUMS = 0, 1, 2  # of what a lane sums up: the norm, the largest log-sum-exp; from there on columns
 SUMMED = (NORM, *range(SUMS, SUMS + 4))  # of one panel: what is rescaled
 
@@ -52,8 +51,6 @@ class Combine:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
-        self.panels = FEW_LOADS // config.at_once  # times COLUMNS that a warp merges at a time
-        self.least = PAIR if config.pairs else 1  # splits of a task for which there is nothing to do
 
     def launch(self, g, parts, stream):
         self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
@@ -85,7 +82,7 @@ class Combine:
         return g.partial.shape[1] * (HEAD_DIM_V // self.columns(few))
 
     def columns(self, few):
-        return COLUMNS * self.panels if few else COLUMNS
+        return COLUMNS * FEW_PANELS if few else COLUMNS
 
     @cute.jit
     def tasks(self, g, smem):
@@ -145,7 +142,7 @@ class Combine:
 
     def kinds(self, splits):
         """Are they many, are they few? By the task's own alone: with fixed splits no other task changes its bits."""
-        return splits > FEW, (splits > self.least) & (splits <= FEW)
+        return splits > FEW, (splits > 1) & (splits <= FEW)
 
     def begun(self, g, part):
         """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:
@@ -198,9 +195,9 @@ class Combine:
     @cute.jit
     def merge_few(self, g, t, place):
         """A warp: some columns of a row to a lane, of all splits."""
-        sums = self.empty(self.panels)
-        for first in cutlass.range(0, t.splits, self.config.at_once, unroll=1):
-            self.add(g, t, (first, t.splits), place, sums, self.config.at_once)
+        sums = self.empty(FEW_PANELS)
+        for first in cutlass.range(0, t.splits, FEW_TOGETHER, unroll=1):
+            self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)
         self.end(g, t, place, sums)
 
     def empty(self, panels):

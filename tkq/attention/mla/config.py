@@ -23,11 +23,7 @@ class MlaConfig:
     only where one of them says so.
 
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
-    of 16 columns, two and the two 8 behind them.
-
-    pairs: tasks of two parts are left out there, and merged by the part that is last.
-    at_once: parts of a task of few whose results a warp of the merge kernel loads together, of the fewer columns the
-    more there are: 4 or 8."""
+    of 16 columns, two and the two 8 behind them."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -39,14 +35,10 @@ class MlaConfig:
     lean: bool = False
     probe: bool = False
     packed: bool = False
-    pairs: bool = False
-    at_once: int = 4
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:
             raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
-        if self.at_once not in (4, 8):
-            raise ValueError(f"MlaConfig: at_once is {self.at_once}, allowed are 4 and 8")
         if self.probe and not self.rise:
             raise ValueError("MlaConfig: probe is True, rise is 0; allowed are 1 to 15")
 

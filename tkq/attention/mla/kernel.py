@@ -120,7 +120,7 @@ class Mla:
         scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
         copies = 0 if float8 else tk.WARPGROUP
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
-                      al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 2), al.vector(1, 1, Int32),
+                      al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
                       al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
                       pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
                       raw, scales)

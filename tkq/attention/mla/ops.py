@@ -39,9 +39,8 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
         causal: query i of a sequence of L keys sees the keys up to L - Sq + i. With indices a query sees the rows of
             its list, whatever causal is.
         plan: of ``tkq.plan_decode`` with num_heads_kv of 1, head_dim of 576 and head_dim_v of 512, for these lengths;
-            with indices for B * Sq sequences of one query, whose lengths are those of the lists. The call uses counters
-            in it, so that calls with one plan follow each other on a stream. None: planned here, by a launch or two
-            more.
+            with indices for B * Sq sequences of one query, whose lengths are those of the lists. None: planned here, by
+            a launch or two more.
         indices: (B, Sq, topk) int32: the keys of each query, as rows of the cache: page * rows of a page + row of the
             page, in any order; a row that is listed twice counts twice. -1 is skipped. The last dimension is
             contiguous.

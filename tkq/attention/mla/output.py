@@ -5,8 +5,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.mla.pairs import PAIR, Pairs
-from tkq.attention.mla.state import HALF, Segment
+from tkq.attention.mla.spec import HEAD_DIM_V
+from tkq.attention.mla.state import HALF
 from tkq.attention.mla.tiles import length_of, place_in_slot, place_of, rows_of, sparse
 
 INF = Float32.inf
@@ -16,7 +16,7 @@ Q_IS_THERE, INVERSE_IS_THERE, INVERSE_IS_READ = 1, 2, 3  # barriers
 
 class Output:
     def __init__(self, spec, config):
-        self.spec, self.config, self.pairs = spec, config, Pairs(spec, config)
+        self.spec, self.config = spec, config
 
     @cute.jit
     def scores(self, g, smem, regs, s):
@@ -34,33 +34,21 @@ class Output:
             regs.norm.tensor[r] = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
         tk.sync(INVERSE_IS_READ, ALL)  # that of the segment before
         tk.store_rows(smem.inverse[None, 0], regs.norm, 0, ROWS)
-        if const_expr(self.config.pairs):
-            tk.store_rows(smem.inverse[None, 1], lse, 0, ROWS)
         tk.sync_arrive(INVERSE_IS_THERE, ALL)  # and on to the next segment, whatever the others still have to do
         if s.splits == 1:
             self.lse_of_whole(g, lse, s)
         else:
-            if const_expr(self.config.pairs):
-                if s.splits != PAIR:  # whose log-sum-exp goes with the values
-                    self.lse_of_part(g, lse, s)
-            else:
-                self.lse_of_part(g, lse, s)
+            self.lse_of_part(g, lse, s)
 
     @cute.jit
     def values(self, g, smem, regs, s, column: cutlass.Constexpr[int]):
         """Half of O's columns, from ``column`` on."""
         tk.sync(INVERSE_IS_THERE, ALL)
-        lse = tk.rv()
         for r in cutlass.range_constexpr(2):
             regs.correct.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 0]
-            if const_expr(self.config.pairs):
-                lse.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 1]
         tk.sync_arrive(INVERSE_IS_READ, ALL)
         for i in cutlass.range_constexpr(2):
             self.columns(g, regs.o[i], regs.correct, s, column + i * (HALF // 2))
-        if const_expr(self.config.pairs):
-            if s.splits == PAIR:
-                self.pair(g, smem, regs, lse, s, column)
 
     @cute.jit
     def columns(self, g, o, inverse, s, column: cutlass.Constexpr[int]):
@@ -74,34 +62,26 @@ class Output:
             for r in cutlass.range_constexpr(2):
                 row = tk.first_row() + 8 * r
                 if row < here:
-                    for place, columns in self.pairs.places(g, first + row, o.cols, column):
+                    for place, columns in self.places(g, first + row, o.cols, column):
                         some = cute.make_rmem_tensor((len(columns),), Float32)
                         for e, j in enumerate(columns):
                             some[e] = view[r, j] * inverse.tensor[r]
                         cute.autovec_copy(some, place)
+
+    def places(self, g, row, columns, column):
+        """Of a thread's columns, from ``column`` on, of a row of all slots: where some of them lie beside each other,
+        and which they are. See MlaConfig, packed: columns 8 j and on, and 8 (j + 1)."""
+        at = g.partial.iterator + (row * HEAD_DIM_V + column)
+        each = 4 if self.config.packed else 2
+        return [(cute.make_tensor((at + (8 * j + tk.first_col() * (each // 2))).align(4 * each),
+                                  cute.make_layout(each)), range(2 * j, 2 * j + each))
+                for j in range(0, columns // 8, each // 2)]
 
     def whole(self, g, o, s, column):
         rows = rows_of(g.o, g, s)
         to = cute.make_tensor((rows.iterator + column).align(16),
                               cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
         tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
-
-    @cute.jit
-    def pair(self, g, smem, regs, lse, s, column: cutlass.Constexpr[int]):
-        """A part of two: the last one has the result."""
-        if const_expr(column == 0):
-            self.lse_of_part(g, lse, s)
-        if self.pairs.last(g, smem, s, column == 0):
-            weights = tk.rv(), tk.rv()
-            self.pairs.weigh(g, lse, weights, s)
-            if const_expr(column == 0):  # before the sums, which leave it no registers
-                self.lse_of_whole(g, lse, s)
-            for i in cutlass.range_constexpr(2):
-                cute.arch.sync_warp()  # the segment is read again: the sums leave no registers for what is known of it
-                s = Segment.read(smem, regs.segment)
-                tk.mul_row(regs.o[i], regs.o[i], regs.correct)
-                self.pairs.add(g, regs.o[i], weights, s, column + i * (HALF // 2))
-                self.whole(g, regs.o[i], s, column + i * (HALF // 2))
 
     @cute.jit
     def lse_of_part(self, g, lse, s):

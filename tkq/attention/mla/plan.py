@@ -18,7 +18,7 @@ def loaded(blocks: int) -> MlaConfig:
     """Of tiles that TMA loads for so many blocks; 0: by cp.async. With 16 heads, and with lists of rows, the memory is
     waited for, not what rescales sums, and partial results are short."""
     if blocks == 2:
-        return MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True, pairs=True)
+        return MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True)
     return MlaConfig(multicast=blocks)
 
 

@@ -100,8 +100,7 @@ class Shared:
     bad: cute.Tensor  # (4, stages of left)
     faults: cute.Tensor  # (4, AHEAD): of a segment, by producer warps
     correct: cute.Tensor  # (64, 2): factors of O's rows
-    inverse: cute.Tensor  # (64, 2): of a segment; and the rows' log-sum-exp
-    ticket: cute.Tensor  # (1, 1)
+    inverse: cute.Tensor  # (64, 1): of a segment
     segments: cute.Tensor  # (FIELDS, AHEAD)
     left_pipe: tk.Pipe
     right_pipe: tk.Pipe

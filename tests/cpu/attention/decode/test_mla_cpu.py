@@ -5,7 +5,6 @@ import random
 from types import SimpleNamespace
 
 import cutlass.cute as cute
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from tests.helpers.emulation.mla import shared_tasks
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.decode.planned import Planned
-from tkq.attention.mla import pairs, scores
+from tkq.attention.mla import scores
 from tkq.attention.mla.config import MlaConfig
 from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
@@ -66,7 +65,7 @@ def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
     def of(page, heads, **spec):
         return plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
 
-    shared = MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True, pairs=True)
+    shared = MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True)
     assert of(64, 128) == shared == of(128, 128, lse=True)
     assert of(64, 16) == MlaConfig(multicast=1) and of(16, 128) == MlaConfig() == of(64, 128, sparse=True)
     assert of(64, 128, float8=True) == MlaConfig(deep=2)
@@ -78,8 +77,6 @@ def test_a_config_refuses_by_name(rise):
         MlaConfig(rise=rise)
     with pytest.raises(ValueError, match="probe is True, rise is 0"):
         MlaConfig(probe=True)
-    with pytest.raises(ValueError, match="at_once is 2, allowed are 4 and 8"):
-        MlaConfig(at_once=2)
 
 
 class Words(list):
@@ -123,30 +120,6 @@ def test_one_score_is_enough_to_rise(monkeypatch, row, column):
     for score, wanted in ((22.0, False), (22.5, True), (-math.inf, False)):
         s[row, column] = score
         assert scores.Scores.risen(of, SimpleNamespace(scale=0.5), regs) is wanted
-
-
-def test_a_pair_has_the_same_bits_whichever_is_last(monkeypatch):
-    """Of fp32 numbers, whose sum depends on which product is rounded; four columns of a load are those beside it."""
-    f32, rng = np.float32, np.random.default_rng(0)
-    fma = lambda a, b, c: f32(np.float64(a) * np.float64(b) + np.float64(c))
-    fakes = dict(make_rmem_tensor=lambda shape, _: [None] * shape[0], math=SimpleNamespace(fma=fma),
-                 autovec_copy=lambda place, to: to.__setitem__(slice(None), place))
-    monkeypatch.setattr(pairs, "cute", SimpleNamespace(**fakes))
-    monkeypatch.setattr(pairs, "cutlass", SimpleNamespace(select_=lambda a, b, c: b if a else c))
-    parts = [Words(1, 64), Words(1, 64)]
-    for part, j in itertools.product(parts, range(64)):
-        part[0, j] = f32(rng.standard_normal())
-    weights, found = [SimpleNamespace(tensor=[f32(w)]) for w in (0.3, 0.7)], []
-    for mine, other in ((0, 1), (1, 0)):
-        view = Words(1, 64)
-        for j in range(64):
-            view[0, j] = parts[mine][0, j]
-        places = [(parts[other][0][j:j + 4], range(j, j + 4)) for j in range(0, 64, 4)]
-        pairs.Pairs.row(None, view, 0, places, (mine == 0, weights[mine], weights[other]))
-        found.append(view[0])
-    assert found[0] == found[1]
-    wanted = [0.3 * float(a) + 0.7 * float(b) for a, b in zip(parts[0][0], parts[1][0])]
-    np.testing.assert_allclose(np.array(found[0], np.float64), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_sequences_of_two_parts():
