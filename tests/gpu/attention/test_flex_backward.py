@@ -43,7 +43,7 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, what="", **ho
     dense = lambda *x: gallery.dense(*x, score_mod, seen, scale, x[0].dtype)
     true, low = (gradients(dense, *(x.to(dtype) for x in (q, k, v)), do, dlse) for dtype in (torch.float64, q.dtype))
     for name, a, b, c in zip(("dq", "dk", "dv"), ours, true, low):
-        if Sq < 16:  # of all heads: of 3 queries of one, PyTorch is right by luck (dS and results rounded, nothing else)
+        if Sq < 16:  # of all heads: of 3 queries of one, PyTorch is right by luck (dS and results alone are rounded)
             assert_2x(*(x.flatten(0, 2) for x in (a, b, c)), 1, f"{what} {name}", block=None)
             continue
         # rows of a head together: one that sees a single key has a gradient of 0, by PyTorch exactly

@@ -13,8 +13,6 @@ def describe(kernel) -> Pipeline:
     holds = f"{keys} of {kernel.qk_tile}, {n * parts} of {kernel.v_tile}"
     state = f"one of each warp of {n} warpgroup{'s' * (n > 1)} of the state"
     scores = f"P of a chunk, {c.heads} of {kernel.p_tile}" + ", what decays" * (spec.gate != "none")
-    free = (Pipe("free", "both P read", 1, 0, 4 * n, state, 4, "the warps of the scores", source="scores",
-                 target="state"),) * second.there
     return Pipeline(
         title=f"LinearAttention: {spec.dtype}, K {spec.head_dim}, V {spec.value_dim}, gates {spec.gate}"
               + ", the delta rule" * bool(spec.delta) + ", reversed" * spec.reverse,
@@ -24,7 +22,7 @@ def describe(kernel) -> Pipeline:
         consumer=Role("state", f"warps 8 to {4 * n + 7}, {n} warpgroup{'s' * (n > 1)}", c.registers[2], _steps(spec)),
         pipes=(Pipe("tokens", holds, c.stages, keys * kernel.qk_tile.bytes + n * parts * kernel.v_tile.bytes, 4 + 4 * n,
                     f"one of each warp of the scores, {state}", target="scores, state"),
-               Pipe("scores", scores, 2, 0, 4 * n, state, 4, "the warps of the scores", source="scores"), *free),
+               Pipe("scores", scores, 2, 0, 4 * n, state, 4, "the warps of the scores", source="scores")),
         notes=(SPLIT.format(columns=64 * n // c.heads),))
 
 
