@@ -39,7 +39,8 @@ CHANGES = {
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
-    64: ("plan", *TURNS, "registers", "ones", "integers2", "integers3", "free", "2wg kv128 2stages", "2wg kv192 2stages"),
+    64: ("plan", *TURNS, "registers", "ones", "integers2", "integers3", "free", "2wg kv128 2stages",
+         "2wg kv192 2stages"),
     128: ("plan", *TURNS, "registers", "ones", "integers4", "free", "kv192 q1", "3stages q1", "serial", "static"),
     256: ("plan", "registers", "kv96", "kv64", "static", "2parts", "4parts"),
 }

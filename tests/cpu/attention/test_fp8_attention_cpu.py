@@ -65,6 +65,21 @@ def test_plans():
         assert spec.kernel().head_dim >= dim and spec.kernel().head_dim in (64, 128, 256)
 
 
+@pytest.mark.parametrize("varlen", (False, True))
+def test_plans_without_lse(varlen):
+    """What tests/gpu/attention/test_fp8_integers.py holds; with lse exponentials are summed up before they are
+    rounded."""
+    def of(dim, way, causal, lse=False):
+        config = plan(Fp8Spec(dim, causal, lse, accumulate=way, descales="qkv", varlen=varlen))
+        return config.norm, config.integers
+
+    for dim, way, causal in itertools.product((64, 128, 256), ACCUMULATE, (False, True)):
+        assert of(dim, way, causal, lse=True) == ("registers", 0)
+        integers = {(64, "fast"): 2, (64, "two_level"): 3, (128, "fast"): 4 * causal}.get((dim, way), 0)
+        none_left = varlen and (dim, way) == (128, "two_level")
+        assert of(dim, way, causal) == ("registers" if none_left else "products", integers)
+
+
 @pytest.mark.parametrize("changed, dim, two_level, words", [
     (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),

@@ -8,8 +8,6 @@ import torch
 
 from tests.helpers.attention import fp8_varlen
 from tests.helpers.attention.fp8 import F8, call, compare, make, quantised
-from tkq.attention.fp8.plan import plan
-from tkq.attention.fp8.spec import Fp8Spec
 
 MODES = ("two_level", "fast")
 DIMS = (64, 128, 256)
@@ -71,11 +69,3 @@ def test_numbers_that_are_none_without_lse(dim, accumulate):
         assert o[0, key:, 0].isnan().all() and o.isnan().sum() == (300 - key) * dim, key
     zeros = torch.zeros_like(given["k"].view(torch.uint8)).view(F8)
     assert run(k=zeros, k_descale=torch.full_like(given["k_descale"], math.inf)).isnan().all()
-
-
-def test_what_is_planned():
-    """Which of these kernels have integers: tests above are of them."""
-    of = lambda dim, way, causal: plan(Fp8Spec(dim, causal, accumulate=way, descales="qkv"))
-    assert [of(64, "fast", True).integers, of(64, "two_level", True).integers, of(128, "fast", True).integers] == [
-        2, 3, 4]
-    assert all(of(dim, way, True).norm == "products" for dim in DIMS for way in MODES)

@@ -52,8 +52,10 @@ def _of_equal_lengths(spec):
 
 
 def _without_lse(spec):
-    """What is other than where lse is asked for. The assembler moves integers across a turn that is handed on after
-    the range check at 64 columns, and others wait for it."""
+    """What is other than where lse is asked for: turns after the range check are slower beside integers at 64 columns.
+    Kernels of packed sequences, 128 columns and two levels have no registers left for the sums."""
+    if spec.varlen and spec.head_dim == 128 and spec.two_level:
+        return {}
     if spec.head_dim == 64:
         return dict(norm="products", integers=3 if spec.two_level else 2, turn="products")
     by_integers = spec.head_dim == 128 and spec.causal and not spec.two_level
