@@ -21,7 +21,7 @@ from bench.peers.common import find
 from bench.tune.common import precompile
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call, Options
-from tkq.attention.fp8.config import TURNS, Fp8Config
+from tkq.attention.fp8.config import INTEGERS, TURNS, Fp8Config
 from tkq.attention.fp8.plan import plan, recipe
 from tkq.attention.fp8.spec import Fp8Spec
 
@@ -33,7 +33,7 @@ CHANGES = {
     "free": dict(ping_pong=False), "static": dict(schedule="static"),
     **{turn: dict(turn=turn) for turn in TURNS},
     "registers": dict(norm="registers", integers=0), "ones": dict(norm="products", integers=0),
-    **{f"integers{n}": dict(norm="products", integers=n) for n in (2, 3, 4, 6)},
+    **{f"integers{n}": dict(norm="products", integers=n) for n in INTEGERS[1:]},
     "serial": dict(overlap=False, ping_pong=False),
     "2parts": dict(parts=2), "4parts": dict(parts=4),
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
