@@ -85,7 +85,8 @@ def test_plans_without_lse(varlen, window):
     (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
     (dict(norm="sums"), 64, True, "norm is 'sums'"), (dict(integers=2), 64, True, "integers is 2"),
-    (dict(norm="products", integers=5), 64, True, "integers is 5"), (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
+    (dict(norm="products", integers=5), 64, True, "integers is 5"),
+    (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
     (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
 def test_configurations_that_cannot_run(changed, dim, two_level, words):
     with pytest.raises(ValueError, match=words):
