@@ -30,7 +30,7 @@ def test_without_lse(accumulate, dim, causal):
     peaked[:, ::50], dominating[:, 0] = q[:, ::50] * 4, 30 * q.mean(1)
     for what, tensors in {"large scores": (q * 20, k, v), "peaked rows": (q, peaked, v), "one key": (q, dominating, v),
                           "equal keys": (q, k[:, :1].expand(-1, 517, -1, -1), v), "mean": (q, k, v * 1000 + 500),
-                          "constant": (q, k, torch.ones_like(v))}.items():
+                          "constant": (q, k, torch.ones_like(v)), "below zero": (-q.abs(), k.abs() * 8, v)}.items():
         check(quantised(*tensors), what, ulps=2)
     up = torch.linspace(0, 1, 1500, device="cuda")[None, :, None]
     for size, ramp in itertools.product((0.05, 1.0, 20.0), (up, 1 - up)):
