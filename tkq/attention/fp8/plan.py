@@ -53,8 +53,10 @@ def _of_equal_lengths(spec):
 
 def _without_lse(spec):
     """What is other than where lse is asked for: turns after the range check are slower beside integers at 64 columns.
-    At 128 columns and two levels kernels of packed sequences and of windows have no registers left for the sums."""
-    if spec.head_dim == 128 and spec.two_level and (spec.varlen or spec.left or spec.right):
+    Where O and P V take most registers, few kernels of windows have any left for the sums, and at 128 columns and two
+    levels none of packed sequences."""
+    wide = spec.head_dim == 256 or (spec.head_dim == 128 and spec.two_level)
+    if wide and (spec.left or spec.right or (spec.varlen and spec.head_dim == 128)):
         return {}
     if spec.head_dim == 64:
         return dict(norm="products", integers=3 if spec.two_level else 2, turn="products")
