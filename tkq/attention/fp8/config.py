@@ -9,6 +9,7 @@ from tkq.attention.fp8.spec import KEYS_TOGETHER
 UNIT = 32  # keys of one product of float8
 TURNS = ("products", "range")
 NORMS = ("registers", "products")
+INTEGERS = (0, 2, 3, 4)
 ONES = 8  # columns of a product with ones: as few as there are
 
 
@@ -84,9 +85,9 @@ class Fp8Config:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
         if self.norm not in NORMS:
             raise ValueError(f"{self}: norm is {self.norm!r}, allowed are {', '.join(map(repr, NORMS))}")
-        if self.integers not in (0, *range(2, 17)) or (self.integers and self.norm != "products"):
-            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, 2 to "
-                             "16")
+        if self.integers not in INTEGERS or (self.integers and self.norm != "products"):
+            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, "
+                             f"{', '.join(map(str, INTEGERS[1:]))}")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

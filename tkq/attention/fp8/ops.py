@@ -47,7 +47,8 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
             on the tensor cores: over many keys, of values that do not cancel each other out, results come out too near
             to zero.
         out_dtype: bfloat16 or float16.
-        return_lse: also return the log-sum-exp of each row's scaled scores.
+        return_lse: also return the log-sum-exp of each row's scaled scores. o is divided by the sum of exponentials
+            then, and without by the sum of those that were rounded: its last bits are others.
 
     Returns:
         o (B, Sq, H, D), contiguous, of out_dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural

@@ -2,6 +2,8 @@
 file."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tkq.attention.fp8.config import Fp8Config
 from tkq.attention.fp8.spec import Fp8Spec, GatherPagesSpec, QuantizeSpec, TransposePackedSpec, TransposeSpec
 from tkq.runtime.compile.recipe import Recipe
@@ -25,25 +27,41 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     Timed at 16384 keys. At 64 columns the softmax takes longest, and a third consumer runs more of it under products;
     of blocks of 96 keys where P V of one block needs registers beside O: there, turns that are handed on late are
     slower. At 256 columns O and that P V do not fit beside S: it comes in two parts, in S's registers, and the
-    other consumer's products run under a consumer's softmax."""
+    other consumer's products run under a consumer's softmax.
+
+    lse is of exponentials that are not rounded, so norm is, too, where lse is asked for. Elsewhere the tensor cores
+    sum up P, and a share of it comes from integers where exponentials and conversions are what a step takes longest
+    for: at 64 columns, and at 128 of fast sums with a causal mask."""
     spec = spec.kernel()
-    if spec.varlen:
-        config = _packed(spec)
-    elif spec.head_dim == 64:
-        config = _of_64_columns(spec.two_level)
-    elif spec.head_dim == 128:
-        config = Fp8Config()
-    elif spec.two_level:
-        config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
-    else:
-        config = Fp8Config(q_stages=1, ping_pong=False)
+    config = _packed(spec) if spec.varlen else _of_equal_lengths(spec)
+    if not spec.lse:
+        config = replace(config, **_without_lse(spec))
     return config.check(spec.head_dim, spec.two_level, spec.varlen)
 
 
-def _of_64_columns(two_level):
-    if two_level:
-        return Fp8Config(kv=96, consumers=3, stages=3, turn="products")
-    return Fp8Config(consumers=3, stages=3)
+def _of_equal_lengths(spec):
+    if spec.head_dim == 64:
+        if spec.two_level:
+            return Fp8Config(kv=96, consumers=3, stages=3, turn="products")
+        return Fp8Config(consumers=3, stages=3)
+    if spec.head_dim == 128:
+        return Fp8Config()
+    if spec.two_level:
+        return Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
+    return Fp8Config(q_stages=1, ping_pong=False)
+
+
+def _without_lse(spec):
+    """What is other than where lse is asked for: turns after the range check are slower beside integers at 64 columns.
+    Where O and P V take most registers, few kernels of windows have any left for the sums, and at 128 columns and two
+    levels none of packed sequences."""
+    wide = spec.head_dim == 256 or (spec.head_dim == 128 and spec.two_level)
+    if wide and (spec.left or spec.right or (spec.varlen and spec.head_dim == 128)):
+        return {}
+    if spec.head_dim == 64:
+        return dict(norm="products", integers=3 if spec.two_level else 2, turn="products")
+    by_integers = spec.head_dim == 128 and spec.causal and not spec.two_level
+    return dict(norm="products", integers=4 if by_integers else 0)
 
 
 def _packed(spec):

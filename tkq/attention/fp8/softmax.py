@@ -1,7 +1,9 @@
 """The online softmax of scores whose exponentials become e4m3."""
+import math
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits
@@ -15,7 +17,7 @@ SHIFT = 8.0
 class Fp8Softmax:
     """As ``Softmax`` of ``tkq.attention.forward``, whose masks and statistics it has; ``max`` is ``SHIFT`` below the
     largest score that a row has seen, as an exponent. Only where one is larger is more than that decided.
-    The norm is summed up before P is rounded: rounding errors of a row's keys mostly cancel each other out.
+    A norm of registers is summed up before P is rounded: rounding errors of a row's keys mostly cancel each other out.
 
     The factor of the scores has the descales of q and k in it. It is above 0, so that the integer maximum of
     ``largest_of_bits`` finds the largest score: of negative ones alone it may find any, which is in range where 0 is,
@@ -76,7 +78,7 @@ class Fp8Softmax:
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
         tk.mul(regs.shift, regs.shift, self.factor(g, regs))
-        self.raise_max(regs)
+        self.raise_max(g, regs)
         self.base.find_shift(regs, guarded)
         tk.sub(regs.correct, regs.correct, regs.shift)
         tk.exp2(regs.correct, regs.correct)
@@ -84,19 +86,20 @@ class Fp8Softmax:
             tk.mul(regs.norm, regs.norm, regs.correct)
 
     @cute.jit
-    def raise_max(self, regs):
+    def raise_max(self, g, regs):
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
             if const_expr(self.integers):
-                self.keep_nan(regs, r)
+                self.keep_nan(g, regs, r)
 
-    def keep_nan(self, regs, r):
-        """To max, whose maximum takes numbers: and so to exponentials of MUFU, as integers cannot be NaN."""
-        top = largest_of_bits([regs.s.rows_view[r, j] for j in range(regs.s.cols // 4)])
-        regs.max.tensor[r] = cutlass.select_(top != top, top, regs.max.tensor[r])
+    def keep_nan(self, g, regs, r):
+        """To max, whose maximum takes numbers: and so to exponentials of MUFU, as integers cannot be NaN. Of scores
+        that are NaN or, times the factor, infinite."""
+        top = largest_of_bits([regs.s.rows_view[r, j] for j in range(regs.s.cols // 4)]) * self.factor(g, regs)
+        regs.max.tensor[r] = cutlass.select_(top < math.inf, regs.max.tensor[r], Float32(math.nan))
 
     def exponentials(self, g, regs, guarded):
         """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
