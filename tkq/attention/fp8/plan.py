@@ -30,11 +30,12 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     other consumer's products run under a consumer's softmax.
 
     lse is of exponentials that are not rounded, so norm is, too, where lse is asked for. Elsewhere the tensor cores
-    sum up P, and a share of it comes from integers where exponentials and conversions are what a step takes longest
-    for: at 64 columns, and at 128 of fast sums with a causal mask."""
+    sum up P of sequences of equal lengths (of packed ones that was not timed), and a share of it comes from integers
+    where exponentials and conversions are what a step takes longest for: at 64 columns, and at 128 of fast sums with a
+    causal mask."""
     spec = spec.kernel()
     config = _packed(spec) if spec.varlen else _of_equal_lengths(spec)
-    if not spec.lse:
+    if not (spec.lse or spec.varlen):
         config = replace(config, **_without_lse(spec))
     return config.check(spec.head_dim, spec.two_level, spec.varlen)
 
@@ -53,10 +54,9 @@ def _of_equal_lengths(spec):
 
 def _without_lse(spec):
     """What is other than where lse is asked for: turns after the range check are slower beside integers at 64 columns.
-    Where O and P V take most registers, few kernels of windows have any left for the sums, and at 128 columns and two
-    levels none of packed sequences."""
+    Where O and P V take most registers, few kernels of windows have any left for the sums."""
     wide = spec.head_dim == 256 or (spec.head_dim == 128 and spec.two_level)
-    if wide and (spec.left or spec.right or (spec.varlen and spec.head_dim == 128)):
+    if wide and (spec.left or spec.right):
         return {}
     if spec.head_dim == 64:
         return dict(norm="products", integers=3 if spec.two_level else 2, turn="products")
