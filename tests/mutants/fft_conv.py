@@ -27,6 +27,8 @@ PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name
 MILLIONS = (f"{TESTS}test_millions_of_tokens[2097152-2097152]", f"{TESTS}test_millions_of_tokens[4194304-4194304]")
 CIRCLE_OF_MILLIONS = (
     "tests/gpu/convolution/test_fft_conv_circles.py::test_circular_of_millions_of_tokens[4194304-4194304-] --slow",)
+SIGNALS_OF_MILLIONS = (
+    "tests/gpu/convolution/test_fft_conv_circles.py::test_hard_signals_of_a_circle_of_millions_of_tokens --slow",)
 SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES, SPLIT_SPIKE = ((
     f"{SPLIT_TESTS}{name}",) for name in (
     "test_one_pass[5-4096-4096-fp16]", "test_circular[4096-100-fp16]", "test_several_passes[12400-20000-fp16]",
@@ -148,7 +150,7 @@ MUTANTS = (
         ("pair_of_one_scale", "return sums[0] if self.spec.causal else cutlass.max(*sums)", "return sums[0]", PAIRS)),
     *family(
         "fft", "tkq/convolution/fft/long/circular.py",
-        ("own_tap_twice", "around[:, 0] = 0", "pass", CIRCLE_OF_MILLIONS),
+        ("own_tap_twice", "around[:, 0] = 0", "pass", SIGNALS_OF_MILLIONS),
         ("around_as_before", "for taps, mirrored in ((before, conjugate), (around, not conjugate)))",
          "for taps, mirrored in ((before, conjugate), (around, conjugate)))", CIRCLE_OF_MILLIONS),
         ("taps_of_the_causal_part_alone", "found[:, 1:] += around[:, 1:].flip(1)", "pass", CIRCLE_OF_MILLIONS)),

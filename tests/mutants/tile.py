@@ -2,6 +2,7 @@
 from .mutant import family, pressed
 
 GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_helper_warps"))
+NEIGHBOURS = ("tests/gpu/linear_attention/test_delta_backward.py::test_the_same_bits_of_many_heads",)
 MAILBOX = ("tests/gpu/tile/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
 
 MUTANTS = (
@@ -17,6 +18,7 @@ MUTANTS = (
             wait(self.full[r.stage], r.phase)
             return [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
          """, "return [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", MAILBOX),
+        ("arrival_overtakes_what_is_read", "cute.arch.fence_acq_rel_cta()", "pass", NEIGHBOURS),
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
     *family(

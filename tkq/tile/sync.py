@@ -162,8 +162,11 @@ def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
 
 
 def arrive_at(sem: Semaphore, block):
-    """One arrival from the calling warp on this semaphore of the cluster's block ``block``."""
+    """One arrival from the calling warp on this semaphore of the cluster's block ``block``, once what the warp reads
+    before has been read: by itself an arrival at another block overtakes loads that wait for shared memory."""
     _semaphore("arrive_at", sem)
+    cute.arch.fence_acq_rel_cta()
+    cute.arch.sync_warp()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(sem.ptr, block)
 

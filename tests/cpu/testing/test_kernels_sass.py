@@ -14,7 +14,6 @@ from tkq.warmup import catalog
 
 # Quick kernels that have the configuration of another, which has all their code and a mask besides.
 HELD_BY = {"flash_attn_bf16_d128_short": "flash_attn_bf16_d128_causal_left_medium_lse",
-           "flash_attn_backward_bf16_d64_medium": "flash_attn_backward_bf16_d64_causal_medium",
            "flash_attn_backward_bf16_d128_medium": "flash_attn_backward_bf16_d128_causal_medium",
            "flash_attn_backward_bf16_d256_short": "flash_attn_backward_bf16_d256_causal_short"}
 
