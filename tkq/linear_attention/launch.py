@@ -55,9 +55,9 @@ class Given(NamedTuple):
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
     is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
-    summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO,
-    64), as a launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them
-    (see `Made`): then there are as many segments; or None."""
+    summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
+    launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
+    `Made`): then there are as many segments; or None."""
 
     q: Tensor
     k: Tensor

@@ -12,9 +12,9 @@ HALF = CHUNK // 8  # of a lane's columns
 
 @cute.jit
 def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, times: Constexpr[float] = 0.0):
-    """A chunk's sums over a warp's 16 rows, to shared memory; times: so often to those that are there. wg: the
-    warpgroup. Of the eight lanes that share columns each ends with the sum of one in eight: what a lane does not go on
-    with, it gives to another."""
+    """A chunk's sums over a warp's 16 rows, to shared memory. times: they are multiplied by it and added to those
+    that are there; 0: they are put there as they are. wg: the warpgroup. Of the eight lanes that share columns each
+    ends with the sum of one in eight: what a lane does not go on with, it gives to another."""
     quad = tk.lane_id() // 4
     for half in cutlass.range_constexpr(2):
         mine = []

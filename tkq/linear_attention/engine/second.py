@@ -29,8 +29,8 @@ class Second:
         O = scale * (e^G Q S + P V) - P2 V2,  P2[i, j] = e^(G[i] - G[j]) q[i] k2[j] for j < i
         S = e^G[63] S + (e^(G[63] - G) K)' V - (e^(G[63] - G) / scale K2)' V2
 
-    Reversed likewise. With sums scores are used both ways (see `both_ways.BothWays`), and a launch with pairs has
-    none."""
+    Reversed likewise. With sums scores are used both ways (see `both_ways.BothWays`), and a launch with a second
+    key and value has none."""
 
     def __init__(self, spec: LinearSpec, gate: Any):
         self.spec, self.gate, self.there = spec, gate, spec.second is not None
