@@ -3,13 +3,9 @@ import argparse
 import multiprocessing
 import os
 import sys
-import time
-import warnings
 from collections import Counter
 
-import torch
-
-from .run import OPERATIONS, LostGPU, Outcome, call
+from .run import OPERATIONS, run  # not defined here: new processes do not know what a package's __main__ has
 
 
 def main(argv=None):
@@ -30,23 +26,6 @@ def main(argv=None):
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
             found = pool.starmap(run, parts, 1)
     return report([o for part in found for o in part], options)
-
-
-def run(names, device, calls, seed, seconds):
-    """The outcomes of a number of calls, of each operation in turn."""
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    outcomes, end = [], time.monotonic() + seconds
-    for i in range(calls):
-        if time.monotonic() > end:
-            break
-        name = names[i % len(names)]
-        try:
-            outcomes.append(call(name, device, seed * 1_000_003 + i))
-        except LostGPU as lost:
-            outcomes.append(Outcome(name, "BAD: the GPU is lost", f"seed {seed * 1_000_003 + i}", str(lost)))
-            break
-    return outcomes
 
 
 def report(outcomes, options):

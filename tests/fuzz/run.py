@@ -2,7 +2,9 @@
 import inspect
 import os
 import re
+import time
 import traceback
+import warnings
 from functools import partial
 from typing import NamedTuple
 
@@ -123,6 +125,23 @@ def call(name, device, seed):
     what = ", ".join(f"{a}={tag}" for a, tag in changed.items()) or ("plain, gradients" if gradients else "plain")
     verdict, detail = outcome_of(name, op, given, changed, draw, gradients)
     return Outcome(name, verdict, what, detail)
+
+
+def run(names, device, calls, seed, seconds):
+    """The outcomes of a number of calls, of each operation in turn."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    outcomes, end = [], time.monotonic() + seconds
+    for i in range(calls):
+        if time.monotonic() > end:
+            break
+        name = names[i % len(names)]
+        try:
+            outcomes.append(call(name, device, seed * 1_000_003 + i))
+        except LostGPU as lost:
+            outcomes.append(Outcome(name, "BAD: the GPU is lost", f"seed {seed * 1_000_003 + i}", str(lost)))
+            break
+    return outcomes
 
 
 def replace(name, given, changed, draw):

@@ -1,11 +1,13 @@
 """2,000 random calls of every operation on the CPU; what ends neither right nor refused by name fails."""
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import tkq
 from tests.fuzz import judge, oracles, oracles_linear
-from tests.fuzz.__main__ import run
-from tests.fuzz.run import OPERATIONS, call
+from tests.fuzz.run import OPERATIONS, call, run
 
 CALLS, PARTS = 2000, 4
 
@@ -20,6 +22,12 @@ def test_calls_end_right_or_are_refused_by_name(part):
     assert not [o for o in outcomes if not o.good]
     assert {o.operation for o in outcomes} == set(names), "an operation was not called"
     assert sum(o.verdict == "right" for o in outcomes) > len(outcomes) // 5, "hardly a call was judged"
+
+
+def test_the_command_in_two_processes():
+    command = [sys.executable, "-m", "tests.fuzz", "--jobs", "2", "--calls", "4", "--only", "scan,rope"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "4 calls on cpu, seed 0: " in done.stdout, done.stdout + done.stderr
 
 
 def test_the_fuzzer_sees_a_wrong_result(monkeypatch):
