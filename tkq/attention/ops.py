@@ -58,10 +58,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         sinks: (H,), float32 or q's dtype: for each head the logit of one more key, whose value is 0.
         deterministic: gradients are the same, bit for bit, in every run on one kind of GPU: blocks of keys add to dq in
             a fixed order. With a softcap or a limit on the left, and with shared K/V heads above D 128, dq comes from a
-            kernel of its own, which computes the scores again. On an H200, S 1024 to 8192, the backward has 0.94 to
+            kernel of its own, which computes the scores again. On an H200, S 1024 to 8192, the backward has 0.93 to
             1.07 of its usual speed at D 64 and 128, shared K/V heads included; at D 256 to S 16384 0.95 to 1.03, and
-            0.86 to 0.99 with shared K/V heads. D 64 without shared K/V heads has one order always, where neither a
-            softcap nor a limit on the left is asked for. o and lse always are the same.
+            0.86 to 0.99 with shared K/V heads. D and Dv up to 64 without shared K/V heads, softcap and limit on
+            the left have a fixed order always. o and lse always are the same.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
         score_mod, mask_mod, block_mask: functions and block lists of ``tkq.flex_attention``, by whose kernels and rules
             the call is then made, D and Dv up to 256. mask_mod alone skips no blocks; a block_mask has its own. A

@@ -57,7 +57,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             them: they may be too small, or too large.
         seqused_q, seqused_k: (B,) int32: how many rows of each sequence, the first ones, are in use. What lies behind
             them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
-        causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
+        causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself;
+            dq is added up in a fixed order only where deterministic asks for it, at D 64 too.
         return_lse: also return the log-sum-exp.
 
     Returns:

@@ -88,7 +88,7 @@ class BackwardConfig:
 
     @property
     def ordered(self) -> bool:
-        """The blocks add to a tile of dQ one after the other, always in one order."""
+        """The blocks add to a tile of dQ one after the other, always in the same order: dQ is deterministic."""
         return self.dq_reduce == "ordered"
 
     @property
@@ -98,7 +98,7 @@ class BackwardConfig:
 
     @property
     def converts_behind(self) -> bool:
-        """With helper warps that do not convert dQ: a kernel behind does."""
+        """``BackwardPostprocess`` converts dQ, although there are helper warps."""
         return self.ordered and self.dq_from_registers
 
     def adds_dq(self, spec: BackwardSpec) -> bool:

@@ -12,6 +12,7 @@ from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import DQ_SENDERS, BackwardConfig
+from tkq.attention.backward.dq_senders import DqSenders
 from tkq.attention.backward.dq_tile import DqTile, store_or_add
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import signal, wait_count, words_of
@@ -96,24 +97,12 @@ class OrderedDq:
 
     # ---- senders -------------------------------------------------------------------------------------
 
-    @cute.jit
     def send(self, g, s):
         """A warp of the first warpgroup but the producer: all that it has to send, if it is a sender."""
-        sender = tk.warp_id() - 1
-        if sender < DQ_SENDERS:
-            turn = tk.ring(DQ_SENDERS)
-            cute.arch.griddepcontrol_wait()  # the words are zero
-            self.scheduler.each_task(g, s, lambda t, _: self.scheduler.each_tile(
-                g, t, lambda _, h, m: self.send_in_turn(g, s, t, h, m, turn, sender)))
+        DqSenders(self.scheduler, self.send_tile).run(g, s)
 
     @cute.jit
-    def send_in_turn(self, g, s, t, h, m, turn, sender):
-        if turn.stage == sender:
-            self.send_tile(g, s, t, self.scheduler.query_head(g, t, h), m, sender)
-        turn.advance()
-
-    @cute.jit
-    def send_tile(self, g, s, t, head, m, sender):
+    def send_tile(self, g, s, t, head, m, _, sender):
         number, words = self.scheduler.tile_number(g, t, head, m), words_of(g)
         before = self.scheduler.blocks_before(g, t, m)
         wait_count(words, Int32(number), before)

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import DQ_SENDERS, BackwardConfig
+from tkq.attention.backward.dq_senders import DqSenders
 from tkq.attention.backward.dq_tile import DqTile
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import signal, wait_count, words_of
@@ -96,22 +97,14 @@ class OrderedDqFromRegisters:
 
     # ---- senders -------------------------------------------------------------------------------------
 
-    @cute.jit
     def send(self, g, s):
         """A warp of the first warpgroup but the producer: all tiles that it gives their turn, if it is a sender."""
-        sender = tk.warp_id() - 1
-        if sender < DQ_SENDERS:
-            turn = s.dq_pipe.ring()
-            cute.arch.griddepcontrol_wait()  # the words are zero
-            self.scheduler.each_task(g, s, lambda t, _: self.scheduler.each_tile(
-                g, t, lambda _, h, m: self.send_in_turn(g, s, t, h, m, turn, sender)))
+        DqSenders(self.scheduler, self.send_tile).run(g, s)
 
     @cute.jit
-    def send_in_turn(self, g, s, t, h, m, turn, sender):
-        if turn.stage == sender:
-            number, words = self.scheduler.tile_number(g, t, self.scheduler.query_head(g, t, h), m), words_of(g)
-            wait_count(words, Int32(number), self.scheduler.blocks_before(g, t, m))
-            s.dq_pipe.commit(turn)
-            tk.wait(s.dq_pipe.empty[turn.stage], turn.phase)
-            signal(words, Int32(number))
-        turn.advance()
+    def send_tile(self, g, s, t, head, m, turn, _):
+        number, words = self.scheduler.tile_number(g, t, head, m), words_of(g)
+        wait_count(words, Int32(number), self.scheduler.blocks_before(g, t, m))
+        s.dq_pipe.commit(turn)
+        tk.wait(s.dq_pipe.empty[turn.stage], turn.phase)
+        signal(words, Int32(number))

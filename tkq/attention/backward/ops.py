@@ -32,10 +32,11 @@ def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: 
             are multiples of 8 up to 256, or D = Dv up to 512. Strides as in ``flash_attn``.
             lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         sinks: (H,) or None. options: a tuple, as ``Options``.
-        deterministic: the same dq, bit by bit, in each run: blocks of keys add to it in one order; with a softcap or a
-            limit on the left, and above D 128, it is made by a kernel of its own, which computes the scores a second
-            time, 7 products instead of 5. It is else added up in whatever order. dk and dv are the same in each run
-            anyhow.
+        deterministic: the same dq, bit for bit, in each run: blocks of keys add to it in a fixed order; with a softcap
+            or a limit on the left, and with shared K/V heads above D 128, it is made by a kernel of its own, which
+            computes the scores a second time, 7 products instead of 5. Without, dq is added up in varying order, but
+            where D and Dv are up to 64, without shared K/V heads, a softcap or a limit on the left, and above D 256.
+            dk and dv are the same in each run anyhow.
         needs: which of the four are wanted. The kernels make dk and dv in any case, and their memory is taken: without
             them, or with dsinks alone, a call takes no less time. Without dq it does.
 

@@ -24,9 +24,9 @@ class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
     at most a number of keys, known at run time, to the left and to the right of the key they are aligned with; causal
     is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
-    the log-sum-exp has a gradient. deterministic: the same in each run: dQ is made
-    by a kernel of its own, or added up in one order. varlen: packed sequences, delimited by
-    cu_seqlens; seqused_q, seqused_k: only the first rows of each are in use.
+    the log-sum-exp has a gradient. deterministic: the same dQ in each run: made by a kernel of its own,
+    or added up in a fixed order. varlen: packed sequences, delimited by cu_seqlens; seqused_q, seqused_k: only the
+    first rows of each are in use.
 
     Raises:
         NotImplementedError: a combination that no kernel takes, by name.

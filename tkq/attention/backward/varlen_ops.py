@@ -39,7 +39,8 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
         sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``. cu_seqlens and seqused may have
             any values, as of ``flash_attn_varlen``; where the first is more than 0, gradients of the rows before it are
             not written.
-        deterministic: as ``attention_backward``. needs: which of the four are wanted.
+        deterministic: as ``attention_backward``; without, dq is added up in varying order at D 64 too. needs: which of
+            the four are wanted.
 
     Returns:
         (dq, dk, dv, dsinks); None for what is not wanted. Rows that are not in use, or of no sequence, have a gradient

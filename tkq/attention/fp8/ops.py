@@ -29,7 +29,7 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
     """Attention of float8 tensors on float8 tensor cores: softmax(scale * q @ k.T) @ v, times the descales.
 
     Probabilities are rounded to e4m3 before they are multiplied by v, in units of 2 ** -8 of the row's largest so far:
-    what is below 2 ** -18 of that counts as 0 there, and still in the sum that they are divided by.
+    what is below 2 ** -18 of that counts as 0 there.
 
     Args:
         q: (B, Sq, H, D), float8_e4m3fn, D a multiple of 32 up to 256.
@@ -47,8 +47,9 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
             on the tensor cores: over many keys, of values that do not cancel each other out, results come out too near
             to zero.
         out_dtype: bfloat16 or float16.
-        return_lse: also return the log-sum-exp of each row's scaled scores. o is divided by the sum of exponentials
-            then, and without by the sum of those that were rounded: its last bits are others.
+        return_lse: also return the log-sum-exp of each row's scaled scores. o is then divided by the sum of
+            exponentials before they are rounded, and without by the sum of those that were rounded, so that its last
+            bits are others; with a window and D above 128, or above 64 and "two_level", by the former always.
 
     Returns:
         o (B, Sq, H, D), contiguous, of out_dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural

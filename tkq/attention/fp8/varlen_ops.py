@@ -52,8 +52,8 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         block_table: (B, n) int32: the pages of each sequence, whose keys are the first seqused_k[s] of them. A row that
             sees a key of a page outside 0 to N - 1 comes out as NaN; keys that a window keeps from all rows may be of
             such pages. K and V are first put together in memory for B * n pages. None: k and v are packed.
-        return_lse: also return the log-sum-exp of each row's scaled scores. o is divided by the sum of exponentials
-            then, and without by the sum of those that were rounded: its last bits are others.
+        return_lse: also return the log-sum-exp of each row's scaled scores. With and without, o is divided by the sum
+            of exponentials before they are rounded.
 
     Returns:
         o (total_q, H, D), contiguous, of out_dtype; with return_lse the pair (o, lse), lse (H, total_q) float32,
