@@ -85,6 +85,8 @@ MUTANTS = (
         ("v_descale_of_another_head",
          "regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]",
          "regs.of_v[0], of_k = g.v_descale[s.source, 0], g.k_descale[s.source, s.head]", FLOAT8_PAGES),
+        ("weights_of_1_at_most", "base = top - PEAK", "base = top", (f"{FLOAT8}test_values_of_0_at_the_largest_weights",)),
+        ("weights_beyond_float16", "return cutlass.select_(top - base > PEAK, top, base)", "return base", BEYOND),
         ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
         ("o_in_the_unit_before",
          "tk.mul(regs.correct, regs.correct, Float32(cutlass.select_(grown, before * inverse, Float32(1.0))))", "pass",

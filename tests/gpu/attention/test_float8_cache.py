@@ -74,12 +74,25 @@ def test_scales_of_tokens_that_differ(factor, rows):
         compare(queries(3, rows, 8, 64), cache, factor, **descales)
 
 
+@pytest.mark.parametrize("scales", ["head", "token"])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_values_of_0_at_the_largest_weights(scales, rows):
+    """All weight is on two keys whose values are 0, as of a first token that takes what nobody wants: the others, of
+    2^-28 of it each, are all that O is."""
+    made, q = make([1000, 300, 2], 16, 4, 64), queries(3, rows, 8, 64).abs()
+    for k, v in made.keys:
+        k[:2], v[:2] = 3.0, 0.0
+    cache, descales = float8(made, scales)
+    with poisoned():
+        compare(q, cache, f"values of 0, scales of a {scales}", **descales)
+
+
 def _meant(cache, descale, b, length):
     return cache[b, :length].double() * descale[b, :length, :, None].double()
 
 
-@pytest.mark.parametrize("size, scale", [(1e30, 1e-31), (1e-30, 1e29), (1e36, 1e-36), (1e36, None), (0.0, None),
-                                         (40.0, None)])
+@pytest.mark.parametrize("size, scale", [(1e30, 1e-31), (1e-30, 1e29), (1e36, 1e-36), (1e36, None), (1e8, None),
+                                         (0.0, None), (40.0, None)])
 def test_queries_beyond_float16(size, scale):
     """Rows of q of any size: each is scaled by itself. Scores, too: the largest weighs 1."""
     cache, descales = float8(make([700, 5000], 16, 2, 128), "head")

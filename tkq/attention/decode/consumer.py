@@ -177,7 +177,10 @@ class Consumer:
         tk.mul(regs.shift, regs.shift, factor)
         moved = cutlass.Boolean(False)
         for r in cutlass.range_constexpr(2):
-            top = cute.arch.fmax(regs.max.tensor[r], regs.shift.tensor[r])
+            top = regs.shift.tensor[r]
+            if const_expr(self.spec.cache is not None):
+                top = self.scaling.base(top)
+            top = cute.arch.fmax(regs.max.tensor[r], top)
             moved = moved | (top > regs.max.tensor[r])
             regs.max.tensor[r] = top
         tk.finite_or_zero(regs.shift, regs.max)

@@ -33,7 +33,7 @@ class Output:
             if regs.fault[0] != 0:
                 norm = Float32.nan
             found = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
-            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm) * self.of_v(regs)
+            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
             if const_expr(self.spec.sinks is not None):
                 weight, both = self.with_sink(g, s, tk.first_row() + 8 * r, found)
                 inverse = cutlass.select_(whole, inverse * weight, inverse)
@@ -41,6 +41,8 @@ class Output:
             regs.norm.tensor[r] = inverse
             lse.tensor[r] = found
         tk.mul_row(regs.o, regs.o, regs.norm)
+        if const_expr(regs.of_v is not None):
+            tk.mul(regs.o, regs.o, regs.of_v[0])  # by itself: its product with one over norm may be too small for fp32
         if whole:
             self.whole(g, regs, lse, s)
         else:
@@ -58,10 +60,6 @@ class Output:
         else:
             if self.arrive(g, smem.ticket, s) == s.splits - 1:
                 self.merge(g, s)
-
-    def of_v(self, regs):
-        """What O is multiplied by, of float8 values."""
-        return Float32(1.0) if regs.of_v is None else regs.of_v[0]
 
     @cute.jit
     def arrive(self, g, shared, s):

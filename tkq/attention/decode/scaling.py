@@ -11,6 +11,9 @@ FP32_BIAS, FP32_MANTISSA = 127, 23
 # below 2^-38 of the largest.
 TOP, LOW, HIGH = 13, 14, 254  # the last two: exponents of the largest element, such that both factors are normal
 SMALLEST = 2.0**-126
+# Exponentials are 2^15 at most, and not 1: fp16 then has those of 2^-29 of a row's largest with all their bits. Where the
+# largest meet values of 0, the others are all that O is made of.
+PEAK = 15.0
 
 
 class Scaling:
@@ -58,6 +61,12 @@ class Scaling:
         exponent = cutlass.min(cutlass.max(top.bitcast(Int32) >> FP32_MANTISSA, Int32(LOW)), Int32(HIGH))
         factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)
         return factor, ((exponent - TOP) << FP32_MANTISSA).bitcast(Float32)
+
+    def base(self, top):
+        """What is taken from scores, of which top is the largest; all base 2."""
+        base = top - PEAK
+        # Of large scores the difference may be rounded, and fp16 ends below 2^16.
+        return cutlass.select_(top - base > PEAK, top, base)
 
     def keys(self, smem, regs, stage):
         """Scores, times their keys' scales."""

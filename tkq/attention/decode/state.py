@@ -103,7 +103,7 @@ class State:
     between which all rows see all. fault: is the result NaN?
 
     Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
-    what O is multiplied by.
+    what O is multiplied by. max: not the largest score, but what is taken from scores (`Scaling.base`).
 
     Of tree masks. tree (2,): of int64, those of its two rows. drafts (1,): the sequence's first draft."""
 

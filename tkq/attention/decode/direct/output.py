@@ -37,7 +37,7 @@ class DirectOutput:
                 inverse = cutlass.select_(whole, inverse * weight, inverse)
                 found = cutlass.select_(whole, with_sink, found)
             lse[e] = found
-            self.give_o(smem.o, regs, query + e, (own * (inverse * regs.of_v[0]), e))
+            self.give_o(smem.o, regs, query + e, (own * inverse, e))
         tk.sync(BARRIER, self.threads)
         here, fours = cutlass.min(Int32(FEW), s.queries * g.group), self.dv // 4
         slot = self.output.walk.slot(g, s, s.split)
@@ -89,15 +89,15 @@ class DirectOutput:
         return found, inverse, cute.math.exp2(regs.max[e] - base, fastmath=True)
 
     def give_o(self, o, regs, query, by):
-        """The warp's O of a query, times a factor: fours of columns, as they came in words of V. by: factor, and which
-        of the lane's queries."""
+        """The warp's O of a query, times a factor and its unit: fours of columns, as they came in words of V. by: factor,
+        and which of the lane's queries."""
         factor, e = by
         row = o.iterator + (tk.warp_id() * FEW + query) * self.pitch
         for piece in pieces(self.dv, 8):
             for w in range(piece.bytes // 4):
                 four = cute.make_rmem_tensor((4,), Float32)
                 for c in range(4):
-                    four[c] = regs.o[8 * (piece.word + w) + 2 * c + e] * factor
+                    four[c] = regs.o[8 * (piece.word + w) + 2 * c + e] * factor * regs.of_v[0]
                 at = row + (piece.first + piece.bytes * (tk.lane_id() // 4) + 4 * w)
                 cute.autovec_copy(four, cute.make_tensor(at.align(16), cute.make_layout(4)))
 

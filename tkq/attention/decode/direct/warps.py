@@ -194,13 +194,14 @@ class Direct:
             for j in cutlass.range_constexpr(count):
                 s[j] = cute.math.tanh(s[j] * factors[j % 2], fastmath=True)
             factors = [g.scale, g.scale]
-        # Rounded before the largest is found: the exponential of the largest is 1 however large it is.
+        # Rounded before the largest is found: the exponential of the largest is no more than 2^15 however large it is.
         for j in cutlass.range_constexpr(count):
             s[j] = s[j] * factors[j % 2]
         self.mask(regs, key, there)
         tops = [s[e] for e in COLUMNS]
         for j in cutlass.range_constexpr(2, count):
             tops[j % 2] = cute.arch.fmax(tops[j % 2], s[j])
+        tops = [self.scaling.base(top) for top in tops]
         if cute.arch.vote_any_sync((tops[0] > best[0]) | (tops[1] > best[1])):
             self.raise_max(regs, tops)
         bases = [cutlass.select_(best[e] == -INF, Float32(0.0), best[e]) for e in COLUMNS]
