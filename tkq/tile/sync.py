@@ -153,7 +153,8 @@ def _arrive(place, sem):
 
 @cute.jit
 def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
-    """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks, up to 16."""
+    """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks, up to 16. What
+    threads have loaded from shared memory has been used before, as ``arrive_at`` says; wgmma's reads, waited for."""
     _semaphore("arrive_cluster", sem)
     _count("arrive_cluster", "blocks", blocks, 1, 16)
     traced.cluster_has("arrive_cluster", "blocks", blocks)
