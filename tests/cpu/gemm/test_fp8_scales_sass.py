@@ -14,7 +14,8 @@ def test_scales_are_used_before_the_stage_is_given_back():
     code, = sass.by_address(shipped.recipe).values()
     words = [re.sub(r"^@!?\w+\s+", "", line) for _, line in sorted(code.items())]
     given_back = [i for i, line in enumerate(words) if line.startswith("SYNCS.ARRIVE") and ".RED" in line.split()[0]]
-    loads = [(i, int(found[1])) for i, line in enumerate(words) if (found := re.match(r"LDS\S* R(\d+), \[(?!RZ)", line))]
+    found = ((i, re.match(r"LDS\S* R(\d+), \[(?!RZ)", line)) for i, line in enumerate(words))
+    loads = [(i, int(load[1])) for i, load in found if load]
     assert len(given_back) > 1 and len(loads) > 3
     for i, register in loads:
         behind = next((at for at in given_back if at > i), len(words))
