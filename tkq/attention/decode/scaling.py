@@ -11,8 +11,8 @@ FP32_BIAS, FP32_MANTISSA = 127, 23
 # below 2^-38 of the largest.
 TOP, LOW, HIGH = 13, 14, 254  # the last two: exponents of the largest element, such that both factors are normal
 SMALLEST = 2.0**-126
-# Exponentials are 2^15 at most, and not 1: fp16 then has those of 2^-29 of a row's largest with all their bits. Where the
-# largest meet values of 0, the others are all that O is made of.
+# Exponentials are 2^15 at most, and not 1: fp16 then has those of 2^-29 of a row's largest with all their bits. Where
+# the largest meet values of 0, the others are all that O is made of.
 PEAK = 15.0
 
 

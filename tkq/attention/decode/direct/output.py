@@ -89,8 +89,8 @@ class DirectOutput:
         return found, inverse, cute.math.exp2(regs.max[e] - base, fastmath=True)
 
     def give_o(self, o, regs, query, by):
-        """The warp's O of a query, times a factor and its unit: fours of columns, as they came in words of V. by: factor,
-        and which of the lane's queries."""
+        """The warp's O of a query, times a factor and O's unit: fours of columns, as they came in words of V. by:
+        factor, and which of the lane's queries."""
         factor, e = by
         row = o.iterator + (tk.warp_id() * FEW + query) * self.pitch
         for piece in pieces(self.dv, 8):
