@@ -6,7 +6,7 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes --slow", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
-INTEGERS, NONE = ((f"tests/gpu/attention/test_fp8_integers.py::{name}",) for name in (
+SOFTWARE, NONE = ((f"tests/gpu/attention/test_fp8_software_exp2.py::{name}",) for name in (
     "test_without_lse", "test_numbers_that_are_none_without_lse"))
 EXPONENTS = ("tests/gpu/tile/test_tile_narrow.py::test_exp2_e4m3",)
 WINDOWS = tuple(f"{WINDOWS[0]}[{case}]" for case in ("two_level-128", "two_level-256", "fast-64"))
@@ -151,13 +151,13 @@ MUTANTS = (
         ("columns_of_p_in_their_own_order", "return [first + j for j in (0, 1, 4, 5)]",
          "return [first + j for j in (4, 5, 0, 1)]", SIZES)),
     *family(
-        "fp8_attention_integers", FOLDER + "consumer.py",
+        "fp8_attention_software", FOLDER + "consumer.py",
         ("sum_of_the_last_block_alone", "regs.norm.tensor[r] = regs.norm.tensor[r] + regs.sums.tensor[2 * r]",
-         "regs.norm.tensor[r] = regs.sums.tensor[2 * r]", INTEGERS),
-        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "pass", INTEGERS),
-        ("a_row_has_four_sums", "tk.mul(regs.last_norm, regs.last_norm, 0.25)", "pass", INTEGERS)),
+         "regs.norm.tensor[r] = regs.sums.tensor[2 * r]", SOFTWARE),
+        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "pass", SOFTWARE),
+        ("a_row_has_four_sums", "tk.mul(regs.last_norm, regs.last_norm, 0.25)", "pass", SOFTWARE)),
     *family(
-        "fp8_attention_integers", FOLDER + "softmax.py",
+        "fp8_attention_software", FOLDER + "softmax.py",
         ("nan_is_lost",
          "regs.max.tensor[r] = cutlass.select_(top < math.inf, regs.max.tensor[r], Float32(math.nan))", "pass", NONE),
         ("infinite_factors_are_lost",

@@ -177,10 +177,10 @@ class ColumnScan:
 
     def converted(self, *held):
         """Rows as lists of fp32 values, before the turn comes: others' turns are not to wait for it."""
-        return [[vectors.wide(x) for x in rows] for rows in held] if self.config.early else held
+        return [[vectors.wide(x) for x in rows] for rows in held] if self.config.convert_early else held
 
     def numbers(self, row):
-        return row if self.config.early else vectors.wide(row)
+        return row if self.config.convert_early else vectors.wide(row)
 
     def wide(self, x, of, tokens, g):
         return [vectors.wide(row) for row in self.load(x, of, tokens, g)]

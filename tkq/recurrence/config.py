@@ -8,13 +8,13 @@ MOST_WARPS = 15  # of a block, that hand the state on by a named barrier each
 @dataclass(frozen=True)
 class ScanConfig:
     """rows: tokens of a run, which a warp has in registers. warps: of a block, which take the runs of their columns in
-    turn. blocks: of an SM, for which there are to be registers; 0: as the compiler likes. early: numbers of 16 bits are
-    converted before the turn."""
+    turn. blocks: of an SM, for which there are to be registers; 0: as the compiler likes. convert_early: numbers of 16
+    bits are converted before the turn."""
 
     rows: int = 16
     warps: int = 8
     blocks: int = 0
-    early: bool = True
+    convert_early: bool = True
 
     def __post_init__(self):
         if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS:

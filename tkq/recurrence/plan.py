@@ -27,7 +27,7 @@ def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
         rows, warps = 16, 12 if few else 8
     if few and spec.vector == 1 and not spec.backward and BITS[spec.dtype] == 16:
         rows = 32
-    return ScanConfig(rows, warps, early=spec.backward)
+    return ScanConfig(rows, warps, convert_early=spec.backward)
 
 
 def widest(vector: int, spec: ScanSpec, columns: int) -> int:

@@ -41,10 +41,10 @@ def test_every_plan_fits_the_hardware(spec):
 
 @pytest.mark.parametrize("bad", (
     dict(stages=10), dict(value_keys=48), dict(value_cols=256), dict(value_cols=96), dict(key_cols=96), dict(cluster=4),
-    dict(value_keys=16, cluster=4), dict(early=8), dict(early=-1), dict(kv=512), dict(registers=(40, 152, 168))))
+    dict(value_keys=16, cluster=4), dict(scores_in_flight=8), dict(scores_in_flight=-1), dict(kv=512), dict(registers=(40, 152, 168))))
 def test_impossible_configurations_are_refused(bad):
     config = plan(WideSpec())
-    assert replace(config, schedule="static", cluster=1, early=0).check(512)
+    assert replace(config, schedule="static", cluster=1, scores_in_flight=0).check(512)
     with pytest.raises(ValueError, match="WideConfig"):
         replace(config, **bad).check(512)
 
@@ -55,8 +55,8 @@ def test_slots_are_known_before_they_are_waited_for():
     assert config.stages == 4
     with pytest.raises(ValueError, match="stages is 4, allowed are more than the 4 slots of a block of V"):
         config.check(512)
-    with pytest.raises(ValueError, match="early is 3, allowed are 0 to 2"):
-        replace(plan(WideSpec()), early=3).check(512)
+    with pytest.raises(ValueError, match="scores_in_flight is 3, allowed are 0 to 2"):
+        replace(plan(WideSpec()), scores_in_flight=3).check(512)
 
 
 def test_every_pass_of_the_backward_fits_the_hardware():
@@ -88,8 +88,8 @@ def rings():
     """(configuration, head dim) of every plan, and the forward's with each allowed number of early slots."""
     for wide in WIDTHS:
         config = plan(WideSpec(head_dim=wide))
-        for early in range(3):
-            yield replace(config, early=early).check(wide), wide
+        for in_flight in range(3):
+            yield replace(config, scores_in_flight=in_flight).check(wide), wide
         yield from ((config, wide) for config in backward_plan.plan(WideBackwardSpec(width=wide)))
 
 

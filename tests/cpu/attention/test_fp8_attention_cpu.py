@@ -68,24 +68,24 @@ def test_plans():
 @pytest.mark.parametrize("varlen", (False, True))
 @pytest.mark.parametrize("window", (False, True))
 def test_plans_without_lse(varlen, window):
-    """What tests/gpu/attention/test_fp8_integers.py holds; with lse exponentials are summed up before they are
+    """What tests/gpu/attention/test_fp8_software_exp2.py holds; with lse exponentials are summed up before they are
     rounded."""
     def of(dim, way, causal, lse=False):
         config = plan(Fp8Spec(dim, causal, lse, accumulate=way, descales="qkv", left=window, varlen=varlen))
-        return config.norm, config.integers
+        return config.row_sum, config.software_exp2
 
     for dim, way, causal in itertools.product((64, 128, 256), ACCUMULATE, (False, True)):
         assert of(dim, way, causal, lse=True) == ("registers", 0)
-        integers = {(64, "fast"): 2, (64, "two_level"): 3, (128, "fast"): 4 * causal}.get((dim, way), 0)
+        software = {(64, "fast"): 2, (64, "two_level"): 3, (128, "fast"): 4 * causal}.get((dim, way), 0)
         none_left = varlen or (window and (dim == 256 or (dim, way) == (128, "two_level")))
-        assert of(dim, way, causal) == (("registers", 0) if none_left else ("products", integers))
+        assert of(dim, way, causal) == (("registers", 0) if none_left else ("mma", software))
 
 
 @pytest.mark.parametrize("changed, dim, two_level, words", [
     (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
-    (dict(norm="sums"), 64, True, "norm is 'sums'"), (dict(integers=2), 64, True, "integers is 2"),
-    (dict(norm="products", integers=5), 64, True, "integers is 5"),
+    (dict(row_sum="sums"), 64, True, "row_sum is 'sums'"), (dict(software_exp2=2), 64, True, "software_exp2 is 2"),
+    (dict(row_sum="mma", software_exp2=5), 64, True, "software_exp2 is 5"),
     (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
     (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
 def test_configurations_that_cannot_run(changed, dim, two_level, words):

@@ -43,7 +43,7 @@ class Ring:
 
     @staticmethod
     def of(config, head_dim, tasks, seed, known=None) -> "Ring":
-        return Ring(config.stages, config.key_slots(head_dim), config.value_slots(head_dim), config.early,
+        return Ring(config.stages, config.key_slots(head_dim), config.value_slots(head_dim), config.scores_in_flight,
                     config.known(head_dim) if known is None else known, tasks, random.Random(seed))
 
     def order(self):

@@ -69,7 +69,7 @@ def _expectation(spec):
     """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; with a norm of products
     those with ones, too; P rounded two at a time. Registers handed from the producer to the consumers."""
     config = plan(spec)
-    products = 2 * (spec.head_dim + (config.parts + (config.norm == "products")) * config.kv) // 32
+    products = 2 * (spec.head_dim + (config.parts + (config.row_sum == "mma")) * config.kv) // 32
     loads = ("UTMALDG.3D",) if spec.varlen else ("UTMALDG.4D",)
     return Expectation(tensor=products, instructions=(*loads, "USETMAXREG", "QGMMA", "F2FP.SATFINITE.E4M3",
                                                       "STG.E.128"), absent=("HGMMA",))

@@ -8,8 +8,8 @@ from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
 TURNS = ("products", "range")
-NORMS = ("registers", "products")
-INTEGERS = (0, 2, 3, 4)
+ROW_SUMS = ("registers", "mma")
+SOFTWARE_EXP2 = (0, 2, 3, 4)
 ONES = 8  # columns of a product with ones: as few as there are
 
 
@@ -21,10 +21,10 @@ class Fp8Config:
     consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
     parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
-    enough. norm: "registers" adds the exponentials up before they are rounded; "products" multiplies P, that is
-    rounded, by ones. integers: one of so many groups of four elements of P is made without the units that exponentials
-    and conversions take (``tkq.tile.exp2_e4m3``), 0: none; they are in no sum of registers. registers: of a producer's
-    thread and a consumer's; without, tkq.tile's own."""
+    enough. row_sum: "registers" adds the exponentials up before they are rounded; "mma" multiplies P, that is
+    rounded, by ones. software_exp2: one of so many groups of four elements of P is made without the units that
+    exponentials and conversions take (``tkq.tile.exp2_e4m3``), 0: none; they are in no sum of registers. registers: of
+    a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -36,8 +36,8 @@ class Fp8Config:
     turn: str = "range"
     overlap: bool = True
     parts: int = 1
-    norm: str = "registers"
-    integers: int = 0
+    row_sum: str = "registers"
+    software_exp2: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -56,7 +56,7 @@ class Fp8Config:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block: Q, K and V."""
-        ones = ONES * self.kv if self.norm == "products" else 0
+        ones = ONES * self.kv if self.row_sum == "mma" else 0
         return SEMAPHORE_BYTES + ones + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
 
     def accumulators(self, head_dim: int, two_level: bool) -> int:
@@ -83,11 +83,11 @@ class Fp8Config:
             raise ValueError(f"{self}: ping_pong goes with overlap")
         if self.turn not in TURNS:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
-        if self.norm not in NORMS:
-            raise ValueError(f"{self}: norm is {self.norm!r}, allowed are {', '.join(map(repr, NORMS))}")
-        if self.integers not in INTEGERS or (self.integers and self.norm != "products"):
-            raise ValueError(f"{self}: integers is {self.integers}, allowed are 0 and, with a norm of products, "
-                             f"{', '.join(map(str, INTEGERS[1:]))}")
+        if self.row_sum not in ROW_SUMS:
+            raise ValueError(f"{self}: row_sum is {self.row_sum!r}, allowed are {', '.join(map(repr, ROW_SUMS))}")
+        if self.software_exp2 not in SOFTWARE_EXP2 or (self.software_exp2 and self.row_sum != "mma"):
+            raise ValueError(f"{self}: software_exp2 is {self.software_exp2}, allowed are 0 and, with row_sum='mma', "
+                             f"{', '.join(map(str, SOFTWARE_EXP2[1:]))}")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -17,7 +17,7 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Fp8Softmax(spec, config)
         self.fields, self.cols = field_names(spec), spec.head_dim // config.parts
-        self.by_ones = config.norm == "products"
+        self.by_ones = config.row_sum == "mma"
 
     def state(self, smem, wg):
         """Registers."""

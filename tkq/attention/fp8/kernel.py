@@ -119,7 +119,7 @@ class Fp8Forward:
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(cfg.stages, tiles.k.bytes, releases)
         v_pipe = al.pipe(cfg.stages, tiles.v.bytes, releases)
-        ones = al.tile(tk.st(ONES, cfg.kv, tiles.v.dtype)) if cfg.norm == "products" else None
+        ones = al.tile(tk.st(ONES, cfg.kv, tiles.v.dtype)) if cfg.row_sum == "mma" else None
         return Shared(q, k, v, ones, task, q_full, q_empty, k_pipe, v_pipe)
 
     @cute.jit
@@ -136,7 +136,7 @@ class Fp8Forward:
     @cute.kernel
     def kernel(self, g: Globals):
         cfg, smem = self.config, self.shared(tk.SharedAllocator())
-        if const_expr(cfg.norm == "products"):
+        if const_expr(cfg.row_sum == "mma"):
             self.write_ones(smem)
 
         def initialise():

@@ -29,10 +29,9 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     slower. At 256 columns O and that P V do not fit beside S: it comes in two parts, in S's registers, and the
     other consumer's products run under a consumer's softmax.
 
-    lse is of exponentials that are not rounded, so norm is, too, where lse is asked for. Elsewhere the tensor cores
-    sum up P of sequences of equal lengths (of packed ones that was not timed), and a share of it comes from integers
-    where exponentials and conversions are what a step takes longest for: at 64 columns, and at 128 of fast sums with a
-    causal mask."""
+    lse is of exponentials that are not rounded, so the rows' sums are, too, where lse is asked for. Elsewhere the
+    tensor cores sum up P of sequences of equal lengths, and a share of its exponentials is made in software where these
+    and conversions are what a step takes longest for: at 64 columns, and at 128 of fast sums with a causal mask."""
     spec = spec.kernel()
     config = _packed(spec) if spec.varlen else _of_equal_lengths(spec)
     if not (spec.lse or spec.varlen):
@@ -53,15 +52,15 @@ def _of_equal_lengths(spec):
 
 
 def _without_lse(spec):
-    """What is other than where lse is asked for: turns after the range check are slower beside integers at 64 columns.
-    Where O and P V take most registers, few kernels of windows have any left for the sums."""
+    """What is other than where lse is asked for: turns after the range check are slower beside exponentials in
+    software at 64 columns. Where O and P V take most registers, few kernels of windows have any left for the sums."""
     wide = spec.head_dim == 256 or (spec.head_dim == 128 and spec.two_level)
     if wide and (spec.left or spec.right):
         return {}
     if spec.head_dim == 64:
-        return dict(norm="products", integers=3 if spec.two_level else 2, turn="products")
-    by_integers = spec.head_dim == 128 and spec.causal and not spec.two_level
-    return dict(norm="products", integers=4 if by_integers else 0)
+        return dict(row_sum="mma", software_exp2=3 if spec.two_level else 2, turn="products")
+    software = spec.head_dim == 128 and spec.causal and not spec.two_level
+    return dict(row_sum="mma", software_exp2=4 if software else 0)
 
 
 def _packed(spec):

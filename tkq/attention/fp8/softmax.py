@@ -25,10 +25,10 @@ class Fp8Softmax:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.base = spec, config, Softmax(spec, config)
-        groups, every = range(config.kv // 8), config.integers
+        groups, every = range(config.kv // 8), config.software_exp2
         # both rows of a thread have as many
-        self.integers = [n for n in groups if every and (n // 2 + n % 2) % every == every - 1]
-        self.others = [n for n in groups if n not in self.integers]
+        self.in_software = [n for n in groups if every and (n // 2 + n % 2) % every == every - 1]
+        self.others = [n for n in groups if n not in self.in_software]
         self.scaled = "q" in spec.descales or "k" in spec.descales
 
     def factor(self, g, regs):
@@ -61,7 +61,7 @@ class Fp8Softmax:
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]
             found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)
-            if const_expr(self.integers):
+            if const_expr(self.in_software):
                 found = found | (top != top)
         return cute.arch.vote_any_sync(found)
 
@@ -82,7 +82,7 @@ class Fp8Softmax:
         self.base.find_shift(regs, guarded)
         tk.sub(regs.correct, regs.correct, regs.shift)
         tk.exp2(regs.correct, regs.correct)
-        if self.config.norm == "registers":
+        if self.config.row_sum == "registers":
             tk.mul(regs.norm, regs.norm, regs.correct)
 
     @cute.jit
@@ -92,30 +92,30 @@ class Fp8Softmax:
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
-            if const_expr(self.integers):
+            if const_expr(self.in_software):
                 self.keep_nan(g, regs, r)
 
     def keep_nan(self, g, regs, r):
-        """To max, whose maximum takes numbers: and so to exponentials of MUFU, as integers cannot be NaN. Of scores
-        that are NaN or, times the factor, infinite."""
+        """To max, whose maximum takes numbers: and so to exponentials of MUFU, as those made in software cannot be NaN.
+        Of scores that are NaN or, times the factor, infinite."""
         top = largest_of_bits([regs.s.rows_view[r, j] for j in range(regs.s.cols // 4)]) * self.factor(g, regs)
         regs.max.tensor[r] = cutlass.select_(top < math.inf, regs.max.tensor[r], Float32(math.nan))
 
     def exponentials(self, g, regs, guarded):
         """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
-        integers: their groups stay scores, until ``narrow``."""
+        Groups in software stay scores, until ``narrow``."""
         self.base.find_shift(regs, guarded)
-        if self.integers:
+        if self.in_software:
             self.exponentials_of(regs, self.factor(g, regs))
             return
         tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(regs.s, regs.s, regs.shift)
         tk.apply(regs.s, lambda x: cute.math.exp2(x, fastmath=True), regs.s)
-        if self.config.norm == "registers":
+        if self.config.row_sum == "registers":
             tk.row_sum_partial(regs.norm, regs.s, regs.norm)
 
     def exponentials_of(self, regs, factor):
-        """Of all groups but those of integers."""
+        """Of all groups but those in software."""
         s = regs.s.tensor
         for group in self.others:
             for i in group_elements(group):
@@ -124,8 +124,8 @@ class Fp8Softmax:
     def narrow(self, g, regs):
         """P, of what exponentials left in S."""
         tk.copy_e4m3(regs.p, regs.s, self.others)
-        if self.integers:
-            tk.exp2_e4m3(regs.p, regs.s, self.factor(g, regs), regs.shift, self.integers)
+        if self.in_software:
+            tk.exp2_e4m3(regs.p, regs.s, self.factor(g, regs), regs.shift, self.in_software)
 
     def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes what O is multiplied by in the end: its reciprocal, or 0 for a row

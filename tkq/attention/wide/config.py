@@ -16,10 +16,10 @@ GROUPS = 2 + PARTS  # warpgroups of a block: the producer's, the scores', the ou
 class WideConfig:
     """kv: keys of a block of K or V. key_cols: columns of a K slot, which has all keys of the block. value_keys: keys
     of a V slot; value_cols: its columns, as many as a tile of O has, of which an output warpgroup has some. stages:
-    slots in flight; K and V share their ring.
-    cluster: blocks that share K and V by multicast. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in
-    one L2 section, whose tasks run together. early: K slots whose products may still run when the outputs begin their
-    own. registers: of a thread of the producer, of the scores' and of an output warpgroup."""
+    slots in flight; K and V share their ring. cluster: blocks that share K and V by multicast. schedule: see
+    tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2 section, whose tasks run together. scores_in_flight: K
+    slots whose products may still run when the outputs begin their own. registers: of a thread of the producer, of the
+    scores' and of an output warpgroup."""
 
     kv: int = 128
     key_cols: int = 64
@@ -29,7 +29,7 @@ class WideConfig:
     cluster: int = 2
     schedule: str = "dynamic"
     l2_section_mb: int = 16
-    early: int = 1
+    scores_in_flight: int = 1
     registers: tuple = (24, 152, 168)
 
     o_store_steps = 1  # not a field: O is stored from registers
@@ -105,5 +105,5 @@ class WideConfig:
             raise ValueError(f"{self}: stages is {self.stages}, allowed are more than the "
                              f"{PARTS * self.value_slots(head_dim)} slots of a block of V")
         most = min(self.key_slots(head_dim) - 1, self.known(head_dim) + 2)  # the outputs know all K slots before
-        if not 0 <= self.early <= most:
-            raise ValueError(f"{self}: early is {self.early}, allowed are 0 to {most}")
+        if not 0 <= self.scores_in_flight <= most:
+            raise ValueError(f"{self}: scores_in_flight is {self.scores_in_flight}, allowed are 0 to {most}")

@@ -8,7 +8,8 @@ from tkq.attention.wide.spec import WideSpec
 from tkq.runtime.compile.recipe import Recipe
 
 # V slots by the tile's width: an output warpgroup has half of the columns, of which a slot has all or half.
-SLOTS = {320: dict(value_keys=32, value_cols=160), 384: dict(value_keys=32, value_cols=192), 512: dict(early=2)}
+SLOTS = {320: dict(value_keys=32, value_cols=160), 384: dict(value_keys=32, value_cols=192),
+         512: dict(scores_in_flight=2)}
 
 
 def recipe(spec: WideSpec, config: WideConfig) -> Recipe:

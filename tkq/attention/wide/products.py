@@ -19,7 +19,7 @@ class Slots:
 
     def __init__(self, config, head_dim):
         self.own, self.others = config.key_slots(head_dim), PARTS * config.value_slots(head_dim)
-        self.known, self.early = min(config.known(head_dim), STORE_UNDER), config.early
+        self.known, self.early = min(config.known(head_dim), STORE_UNDER), config.scores_in_flight
 
 
 @cute.jit

@@ -1,5 +1,5 @@
-"""flash_attn_fp8 without lse: norm by a product with ones, and a share of P by integers, `tkq.tile.exp2_e4m3`, as
-planned; flash_attn_fp8_varlen without lse, whose plan is that with lse."""
+"""flash_attn_fp8 without lse: rows summed up by a product with ones, and a share of P made in software,
+`tkq.tile.exp2_e4m3`, as planned; flash_attn_fp8_varlen without lse, whose plan is that with lse."""
 import itertools
 import math
 
