@@ -41,7 +41,8 @@ def test_every_plan_fits_the_hardware(spec):
 
 @pytest.mark.parametrize("bad", (
     dict(stages=10), dict(value_keys=48), dict(value_cols=256), dict(value_cols=96), dict(key_cols=96), dict(cluster=4),
-    dict(value_keys=16, cluster=4), dict(scores_in_flight=8), dict(scores_in_flight=-1), dict(kv=512), dict(registers=(40, 152, 168))))
+    dict(value_keys=16, cluster=4), dict(scores_in_flight=8), dict(scores_in_flight=-1), dict(kv=512),
+    dict(registers=(40, 152, 168))))
 def test_impossible_configurations_are_refused(bad):
     config = plan(WideSpec())
     assert replace(config, schedule="static", cluster=1, scores_in_flight=0).check(512)
@@ -85,7 +86,7 @@ def test_gradients_on_the_cpu_are_the_formula_s():
 
 
 def rings():
-    """(configuration, head dim) of every plan, and the forward's with each allowed number of early slots."""
+    """(configuration, head dim) of every plan, and the forward's with each allowed number of slots in flight."""
     for wide in WIDTHS:
         config = plan(WideSpec(head_dim=wide))
         for in_flight in range(3):

@@ -85,7 +85,8 @@ def test_a_run_repeats_and_leaves_neighbours_alone():
     judge(*first, q, k, v, causal=True)
 
 
-@pytest.mark.parametrize("change", (dict(cluster=1, scores_in_flight=0), dict(kv=96, value_keys=48, stages=12)), ids=str)
+@pytest.mark.parametrize("change", (dict(cluster=1, scores_in_flight=0), dict(kv=96, value_keys=48, stages=12)),
+                         ids=str)
 @pytest.mark.slow
 def test_other_configurations(change):
     config = replace(plan(WideSpec("bf16", 512)), **change)
