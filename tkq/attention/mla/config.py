@@ -23,7 +23,9 @@ class MlaConfig:
     only where one of them says so.
 
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
-    of 16 columns, two and the two 8 behind them."""
+    of 16 columns, two and the two 8 behind them.
+
+    placed: float8 rows come as they are to where they are widened, the stage of the tile itself."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -35,6 +37,7 @@ class MlaConfig:
     lean: bool = False
     probe: bool = False
     packed: bool = False
+    placed: bool = False
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:

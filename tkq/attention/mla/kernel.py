@@ -9,6 +9,7 @@ from tkq.attention.mla.bulk_producer import BulkProducer
 from tkq.attention.mla.combine import Combine
 from tkq.attention.mla.float8 import HALF_BYTES, SCALE_BYTES
 from tkq.attention.mla.float8_producer import Float8Producer
+from tkq.attention.mla.placed_producer import PlacedProducer
 from tkq.attention.mla.producer import Producer
 from tkq.attention.mla.scores import Scores
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, ROW_BYTES
@@ -50,7 +51,8 @@ class Mla:
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
         many = BulkProducer if config.multicast else Producer
-        self.producer = (Float8Producer if spec.float8 else many)(spec, config)
+        widening = PlacedProducer if config.placed else Float8Producer
+        self.producer = (widening if spec.float8 else many)(spec, config)
         self.scores, self.combine = Scores(spec, config), Combine(spec, config)
         self.left, self.right = Values(spec, config, True), Values(spec, config, False)
 
@@ -116,8 +118,8 @@ class Mla:
         q_rope, last, whole = ring(64, 1, ROWS), ring(HALF // 2, 1, ROWS), tk.st(ROWS, HALF, self.dtype)
         # A tile of 256 columns of which the last 128 are there: what lies in front of them is never read.
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
-        raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
-        scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
+        raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 and not self.config.placed else None
+        scales = al.vector(ROWS * SCALE_BYTES // 4, 1 if self.config.placed else 2) if float8 else None
         copies = 0 if float8 else tk.WARPGROUP
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
