@@ -25,7 +25,8 @@ class MlaConfig:
     packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
     of 16 columns, two and the two 8 behind them.
 
-    placed: float8 rows come as they are to where they are widened, the stage of the tile itself."""
+    placed: float8 rows come as they are to where they are widened, the stage of the tile itself. ahead:
+    the next block's come into L2 meanwhile."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
@@ -38,6 +39,7 @@ class MlaConfig:
     probe: bool = False
     packed: bool = False
     placed: bool = False
+    ahead: bool = False
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:

@@ -125,7 +125,7 @@ class Mla:
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
                       al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
                       pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
-                      raw, scales)
+                      raw, scales, al.vector(2 * ROWS, 1, Int32) if self.config.placed else None)
 
     @cute.kernel
     def kernel(self, g: Globals):

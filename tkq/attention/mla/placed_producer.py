@@ -2,10 +2,11 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.copies import address_from, copy16, store16
+from tkq.attention.decode.copies import copy16, prefetch, store16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import END, Walk, X
@@ -13,8 +14,11 @@ from tkq.attention.mla.copies import GROUPS, PANEL, WARP_ROWS, row_of
 from tkq.attention.mla.float8 import HALF_BYTES, ROTATED, SCALE_BYTES, SCALES, load16_shared, load_f32, scaled4
 from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.producer import announce, note
+from tkq.attention.mla.spec import ROW_BYTES
 from tkq.attention.mla.tiles import lane_now, own
+from tkq.tile.assembly import ptx
 
+LINE = 128  # bytes that L2 brings at a time
 STEPS = WARP_ROWS // 2  # of a half of the warp's rows, two rows each
 WAITING = 2 * ROWS * PANEL  # where in a stage rows are as they are: in its last two panels
 
@@ -32,7 +36,7 @@ class PlacedProducer:
 
     def __init__(self, spec, config):
         self.pages = (Indices if spec.sparse else Pages)(spec, config)
-        self.keys, self.walk = Pages(spec, config), Walk(spec)
+        self.config, self.keys, self.walk = config, Pages(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -46,20 +50,21 @@ class PlacedProducer:
                                            self.walk.slot(g, s, s.split)))
                 note(smem, slot, Int32(0))
                 page, _, _ = self.pages.find(g, s, s.first)
+                self.look(g, smem, s, (page, s.first, slot))
+                page, _, _ = self.pages.find(g, s, s.first + 1)
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     pair = tk.Ring(left.count, 2)
-                    address, there = self.find(g, smem, s, (page, block, slot))
-                    now = cute.arch.vote_ballot_sync(there)
                     smem.left_pipe.acquire_empty(left)
-                    self.tell(smem, left.stage, now)
-                    self.fetch(smem, smem.left, left.stage, 0, address)
+                    self.tell(smem, left.stage)
+                    self.fetch(smem, smem.left, left.stage, 0)
                     smem.rope_pipe.acquire_empty(pair)
-                    self.rotated(smem, pair.stage, address)
+                    self.rotated(smem, pair.stage)
                     cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
                     smem.rope_pipe.commit(pair)
                     smem.right_pipe.acquire_empty(pair)
-                    self.fetch(smem, smem.right, pair.stage, 1, address)
-                    page, _, _ = self.pages.find(g, s, block + 1)
+                    self.fetch(smem, smem.right, pair.stage, 1)
+                    self.look(g, smem, s, (page, block + 1, slot))
+                    page, _, _ = self.pages.find(g, s, block + 2)
                     self.widen(smem, 0, (smem.left, smem.left_pipe, left))
                     self.widen(smem, 1, (smem.right, smem.right_pipe, pair))
                     left.advance()
@@ -67,9 +72,10 @@ class PlacedProducer:
         announce(smem, announced, (Int32(-1),))
 
     @cute.jit
-    def find(self, g, smem, s, of):
-        """(address, is the row there?) of this lane's row. of: its page, the block, the segment's slot; all else is
-        found anew, as there are no registers for it."""
+    def look(self, g, smem, s, of):
+        """The addresses of the warp's rows of a block, 0 where there is none, to shared memory, as no registers could
+        hold them while rows are widened. of: the page of this lane's row, the block, the segment's slot. Behind the segment's end there is nothing to copy; a table that
+        lies there is one of the same task."""
         page, block, slot = of
         key = self.keys.key(block)
         seen = (tk.lane_id() < WARP_ROWS) & (key < s.length)
@@ -79,19 +85,34 @@ class PlacedProducer:
             note(smem, slot, Int32(1))
             if tk.lane_id() == 0:
                 plan[words.BAD_PAGE] = Int32(1)
-        return self.pages.address(g.k, s, page, key % g.page_size, there), there
+        address = self.pages.address(g.k, s, page, key % g.page_size, there & (block < s.end))
+        self.bring(address)
+        cute.arch.sync_warp()  # all lanes have read those of the block before
+        if tk.lane_id() < WARP_ROWS:
+            store8(self.address_of(smem, tk.lane_id()), address)
+        cute.arch.sync_warp()
+
+    def address_of(self, smem, row):
+        """Where the address of a row of this warp lies."""
+        return Int32(smem.addresses.iterator.toint()) + (tk.warp_id() % 4 * WARP_ROWS + row) * 8
 
     @cute.jit
-    def tell(self, smem, stage, there):
-        rows = smem.there
+    def tell(self, smem, stage):
+        rows, own_row = smem.there, tk.lane_id() % WARP_ROWS
+        there = cute.arch.vote_ballot_sync(load8(self.address_of(smem, own_row)) != Int64(0)) & Int32(0xFFFF)
         if tk.lane_id() == 0:
             rows[tk.warp_id() % 4, stage] = there
 
-    def rows(self, address):
-        """(row of the warp's, its address) of each group of rows that this lane copies, from the lanes that looked them
-        up."""
+    def bring(self, address):
+        """The rows begin to come into L2."""
+        if self.config.ahead:
+            for line in range(-(-ROW_BYTES // LINE)):
+                prefetch(address + Int64(line * LINE), Int32(address != Int64(0)))
+
+    def rows(self, smem):
+        """(row of the warp's, its address) of each group of rows that this lane copies."""
         for group in range(GROUPS):
-            yield row_of(group), address_from(address, row_of(group))
+            yield row_of(group), load8(self.address_of(smem, row_of(group)))
 
     def place(self, tile, stage):
         """The warp's rows as they are, in a stage."""
@@ -99,10 +120,10 @@ class PlacedProducer:
             WARP_ROWS * PANEL)
 
     @cute.jit
-    def fetch(self, smem, tile, stage, half: cutlass.Constexpr[int], address):
+    def fetch(self, smem, tile, stage, half: cutlass.Constexpr[int]):
         """A half of the warp's rows as they are, the left one with all scales; one group of copies."""
         chunk, base = tk.lane_id() % 8, self.place(tile, stage)
-        for row, at in self.rows(address):
+        for row, at in self.rows(smem):
             size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))
             for part in range(2):
                 copy16(base + raw_chunk(row, chunk) + part * (ROWS * PANEL),
@@ -110,15 +131,16 @@ class PlacedProducer:
         if cutlass.const_expr(half == 0):
             if tk.lane_id() < WARP_ROWS:
                 to = smem.scales.iterator.toint() + tk.warp_id() % 4 * (WARP_ROWS * SCALE_BYTES)
+                address = load8(self.address_of(smem, tk.lane_id()))
                 copy16(Int32(to) + tk.lane_id() * SCALE_BYTES, address + SCALES,
                        cutlass.select_(address != Int64(0), Int32(16), Int32(0)))
         cute.arch.cp_async_commit_group()
 
-    def rotated(self, smem, stage, address):
+    def rotated(self, smem, stage):
         """64 columns of 16 bits: eight lanes to a row."""
         chunk, warp, tile = tk.lane_id() % 8, tk.warp_id() % 4, smem.rope
         base = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + warp * (WARP_ROWS * PANEL)
-        for row, at in self.rows(address):
+        for row, at in self.rows(smem):
             copy16(base + row * PANEL + (chunk ^ (row % 8)) * 16, at + Int64(chunk * 16) + ROTATED,
                    cutlass.select_(at != Int64(0), Int32(16), Int32(0)))
 
@@ -150,3 +172,15 @@ class PlacedProducer:
                 wide = scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale)
                 place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
                 store16(to ^ place, wide, step * 2 * PANEL)
+
+
+@dsl_user_op
+def load8(src, *, loc=None, ip=None):
+    """64 bits from the shared address, when it is their turn."""
+    return Int64(ptx([Int32(src)], "ld.volatile.shared.b64 $0, [$1];", "=l,r", loc, ip, T.i64()))
+
+
+@dsl_user_op
+def store8(dst, value, *, loc=None, ip=None):
+    """64 bits to the shared address."""
+    ptx([Int32(dst), Int64(value)], "st.volatile.shared.b64 [$0], $1;", "r,l", loc, ip)

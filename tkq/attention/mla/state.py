@@ -110,6 +110,7 @@ class Shared:
     scored: tk.Semaphore  # a block's scores are there
     raw: Optional[cute.Tensor]  # halves of float8 rows as they are, and all scales with each
     scales: Optional[cute.Tensor]
+    addresses: Optional[cute.Tensor]  # of the rows of the block that is copied next, of float8 rows
 
 
 @dataclass(frozen=True)
