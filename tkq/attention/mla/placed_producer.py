@@ -56,13 +56,14 @@ class PlacedProducer:
                     pair = tk.Ring(left.count, 2)
                     smem.left_pipe.acquire_empty(left)
                     self.tell(smem, left.stage)
-                    self.fetch(smem, smem.left, left.stage, 0)
+                    rows = self.rows(smem)
+                    self.fetch(smem, smem.left, left.stage, 0, rows)
                     smem.rope_pipe.acquire_empty(pair)
-                    self.rotated(smem, pair.stage)
+                    self.rotated(smem, pair.stage, rows)
                     cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
                     smem.rope_pipe.commit(pair)
                     smem.right_pipe.acquire_empty(pair)
-                    self.fetch(smem, smem.right, pair.stage, 1)
+                    self.fetch(smem, smem.right, pair.stage, 1, rows)
                     self.look(g, smem, s, (page, block + 1, slot))
                     page, _, _ = self.pages.find(g, s, block + 2)
                     self.widen(smem, 0, (smem.left, smem.left_pipe, left))
@@ -111,36 +112,38 @@ class PlacedProducer:
 
     def rows(self, smem):
         """(row of the warp's, its address) of each group of rows that this lane copies."""
-        for group in range(GROUPS):
-            yield row_of(group), load8(self.address_of(smem, row_of(group)))
+        return [(row_of(group), load8(self.address_of(smem, row_of(group)))) for group in range(GROUPS)]
 
     def place(self, tile, stage):
         """The warp's rows as they are, in a stage."""
         return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + WAITING + tk.warp_id() % 4 * (
             WARP_ROWS * PANEL)
 
-    @cute.jit
-    def fetch(self, smem, tile, stage, half: cutlass.Constexpr[int]):
+    def fetch(self, smem, tile, stage, half, rows):
         """A half of the warp's rows as they are, the left one with all scales; one group of copies."""
         chunk, base = tk.lane_id() % 8, self.place(tile, stage)
-        for row, at in self.rows(smem):
+        for row, at in rows:
             size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))
             for part in range(2):
                 copy16(base + raw_chunk(row, chunk) + part * (ROWS * PANEL),
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size)
-        if cutlass.const_expr(half == 0):
-            if tk.lane_id() < WARP_ROWS:
-                to = smem.scales.iterator.toint() + tk.warp_id() % 4 * (WARP_ROWS * SCALE_BYTES)
-                address = load8(self.address_of(smem, tk.lane_id()))
-                copy16(Int32(to) + tk.lane_id() * SCALE_BYTES, address + SCALES,
-                       cutlass.select_(address != Int64(0), Int32(16), Int32(0)))
+        if half == 0:
+            self.fetch_scales(smem)
         cute.arch.cp_async_commit_group()
 
-    def rotated(self, smem, stage):
+    @cute.jit
+    def fetch_scales(self, smem):
+        if tk.lane_id() < WARP_ROWS:
+            to = smem.scales.iterator.toint() + tk.warp_id() % 4 * (WARP_ROWS * SCALE_BYTES)
+            address = load8(self.address_of(smem, tk.lane_id()))
+            copy16(Int32(to) + tk.lane_id() * SCALE_BYTES, address + SCALES,
+                   cutlass.select_(address != Int64(0), Int32(16), Int32(0)))
+
+    def rotated(self, smem, stage, rows):
         """64 columns of 16 bits: eight lanes to a row."""
         chunk, warp, tile = tk.lane_id() % 8, tk.warp_id() % 4, smem.rope
         base = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + warp * (WARP_ROWS * PANEL)
-        for row, at in self.rows(smem):
+        for row, at in rows:
             copy16(base + row * PANEL + (chunk ^ (row % 8)) * 16, at + Int64(chunk * 16) + ROTATED,
                    cutlass.select_(at != Int64(0), Int32(16), Int32(0)))
 
