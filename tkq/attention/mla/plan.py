@@ -9,8 +9,8 @@ ROWS = 64  # of a page, or a multiple: tiles that TMA loads
 
 def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
-    if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
-        return MlaConfig(deep=2)
+    if spec.float8:  # whose producers widen rows in their place
+        return MlaConfig(placed=True)
     return loaded(0 if spec.sparse else multicast(page, tiles, together))
 
 

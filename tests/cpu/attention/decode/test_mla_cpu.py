@@ -68,7 +68,7 @@ def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
     shared = MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True)
     assert of(64, 128) == shared == of(128, 128, lse=True)
     assert of(64, 16) == MlaConfig(multicast=1) and of(16, 128) == MlaConfig() == of(64, 128, sparse=True)
-    assert of(64, 128, float8=True) == MlaConfig(deep=2)
+    assert of(64, 128, float8=True) == MlaConfig(placed=True)
 
 
 @pytest.mark.parametrize("rise", [-1, 16])
@@ -132,7 +132,7 @@ def test_sequences_of_two_parts():
 def test_float8_rows_are_of_each_block_alone():
     for heads in (16, 128):
         found = plan(MlaSpec("bf16", float8=True), 64, row_tiles(1, heads), tiles_together(576, 1, heads))
-        assert found.deep == 2 and found.cluster == 1 and not found.multicast
+        assert found.deep == 3 and found.cluster == 1 and not found.multicast
 
 
 def _shared(lengths, of, plan, parts, fixed):
