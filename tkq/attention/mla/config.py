@@ -40,6 +40,7 @@ class MlaConfig:
     packed: bool = False
     placed: bool = False
     ahead: bool = False
+    rows_ahead: int = 2
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:

@@ -10,7 +10,7 @@ from tkq.attention.decode.copies import copy16, prefetch, store16
 from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import END, Walk, X
-from tkq.attention.mla.copies import GROUPS, PANEL, WARP_ROWS, row_of
+from tkq.attention.mla.copies import GROUPS, PANEL, WARP_ROWS
 from tkq.attention.mla.float8 import HALF_BYTES, ROTATED, SCALE_BYTES, SCALES, load16_shared, load_f32, scaled4
 from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.producer import announce, note
@@ -19,14 +19,20 @@ from tkq.attention.mla.tiles import lane_now, own
 from tkq.tile.assembly import ptx
 
 LINE = 128  # bytes that L2 brings at a time
-STEPS = WARP_ROWS // 2  # of a half of the warp's rows, two rows each
-WAITING = 2 * ROWS * PANEL  # where in a stage rows are as they are: in its last two panels
+STEPS = HALF_BYTES // 2 // 16  # of 16 columns: a lane has half of half of a row
 
 
-def raw_chunk(row, chunk):
-    """Where the 16 bytes ``chunk`` of a row of half of the columns lie, from the first row of the stage's third panel:
-    in that row of the two last panels, and rows beside each other in other banks."""
-    return row * PANEL + chunk // 8 * (ROWS * PANEL) + (chunk % 8 ^ (row % 2 * 4)) * 16
+def row_copied(group):
+    """Which of the warp's rows this lane copies, in the group: eight lanes that copy at a time have four vectors each of
+    two rows, which lie in banks of their own."""
+    lane = tk.lane_id()
+    return 4 * group + (lane >> 4) * 2 + (lane >> 2 & 1)
+
+
+def vector(row, chunk):
+    """Where in the warp's rows the first 8 of 16 columns of half of a row lie as bf16, and all 16 of them as e4m3:
+    swizzled as TMA would write them."""
+    return (chunk >> 2) * (ROWS * PANEL) + row * PANEL + ((chunk & 3) * 2 ^ (row & 7)) * 16
 
 
 class PlacedProducer:
@@ -112,20 +118,20 @@ class PlacedProducer:
 
     def rows(self, smem):
         """(row of the warp's, its address) of each group of rows that this lane copies."""
-        return [(row_of(group), load8(self.address_of(smem, row_of(group)))) for group in range(GROUPS)]
+        return [(row_copied(group), load8(self.address_of(smem, row_copied(group)))) for group in range(GROUPS)]
 
     def place(self, tile, stage):
-        """The warp's rows as they are, in a stage."""
-        return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + WAITING + tk.warp_id() % 4 * (
-            WARP_ROWS * PANEL)
+        """The warp's rows in a stage."""
+        return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + tk.warp_id() % 4 * (WARP_ROWS * PANEL)
 
     def fetch(self, smem, tile, stage, half, rows):
         """A half of the warp's rows as they are, the left one with all scales; one group of copies."""
-        chunk, base = tk.lane_id() % 8, self.place(tile, stage)
+        lane, base = tk.lane_id(), self.place(tile, stage)
+        chunk = (lane >> 3 & 1) * 4 + (lane & 3)
         for row, at in rows:
             size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))
             for part in range(2):
-                copy16(base + raw_chunk(row, chunk) + part * (ROWS * PANEL),
+                copy16(base + vector(row, chunk) + part * 2 * (ROWS * PANEL),
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size)
         if half == 0:
             self.fetch_scales(smem)
@@ -141,10 +147,10 @@ class PlacedProducer:
 
     def rotated(self, smem, stage, rows):
         """64 columns of 16 bits: eight lanes to a row."""
-        chunk, warp, tile = tk.lane_id() % 8, tk.warp_id() % 4, smem.rope
-        base = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + warp * (WARP_ROWS * PANEL)
+        lane, base = tk.lane_id(), self.place(smem.rope, stage)
+        chunk = (lane & 3) * 2 + (lane >> 3 & 1)
         for row, at in rows:
-            copy16(base + row * PANEL + (chunk ^ (row % 8)) * 16, at + Int64(chunk * 16) + ROTATED,
+            copy16(base + row * PANEL + (chunk ^ (row & 7)) * 16, at + Int64(chunk * 16) + ROTATED,
                    cutlass.select_(at != Int64(0), Int32(16), Int32(0)))
 
     @cute.jit
@@ -158,23 +164,23 @@ class PlacedProducer:
         pipe.commit(ring)
 
     def rows_in_place(self, smem, half, tile, stage):
-        """Two rows at a time, 16 columns to a lane, times their scales: eight lanes have 64 columns of both, so that no
-        two of them meet in a bank. The next two rows are read before these are written, which is to their own place."""
+        """A lane has 128 columns of a row, times their scale: 16 at a time, over themselves, and the next ones are read
+        before. Eight lanes that read or write at a time have banks of their own."""
         lane = lane_now()
-        upper, part, panel = lane >> 2 & 1, lane & 3, lane >> 3
-        base = self.place(tile, stage)
-        raw = base + raw_chunk(upper, 4 * panel + part)
-        scales = Int32(smem.scales.iterator.toint()) + tk.warp_id() % 4 * (WARP_ROWS * SCALE_BYTES) + (
-            upper * SCALE_BYTES + half * 8 + (panel >> 1) * 4)
-        to = base - WAITING + panel * (ROWS * PANEL) + upper * PANEL + (2 * part ^ upper) * 16
-        load = lambda step: (load16_shared(raw, step * 2 * PANEL), load_f32(scales, step * 2 * SCALE_BYTES))
-        following = load(0)
+        row, group = (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
+        scale = load_f32(Int32(smem.scales.iterator.toint()) + (
+            tk.warp_id() % 4 * WARP_ROWS + row) * SCALE_BYTES + (half * 8 + group * 4), 0)
+        base = self.place(tile, stage) + group * (2 * ROWS * PANEL)
+        first, last = (base + vector(row, lane & 7 ^ part) for part in (0, 4))
+        at = lambda step: (last if step & 4 else first) ^ ((step & 3) * 32)
+        load = lambda step: load16_shared(at(step), 0)
+        read = [load(step) for step in range(self.config.rows_ahead)]
         for step in range(STEPS):
-            (found, scale), following = following, load(step + 1) if step + 1 < STEPS else None
+            found = read.pop(0)
+            if step + self.config.rows_ahead < STEPS:
+                read.append(load(step + self.config.rows_ahead))
             for i in range(2):
-                wide = scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale)
-                place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
-                store16(to ^ place, wide, step * 2 * PANEL)
+                store16(at(step) ^ (i * 16), scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale))
 
 
 @dsl_user_op

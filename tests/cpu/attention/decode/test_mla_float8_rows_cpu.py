@@ -16,7 +16,7 @@ SMEM = SimpleNamespace(scales=SimpleNamespace(iterator=SimpleNamespace(toint=lam
 
 def _traced(method, thread, **names):
     """A method of the producer with plain numbers, as the thread runs it."""
-    source = textwrap.dedent(inspect.getsource(getattr(producer.PlacedProducer, method)))
+    source = textwrap.dedent(inspect.getsource(getattr(producer.PlacedProducer, method, None) or getattr(producer, method)))
     found = dict(vars(producer), Int32=int, Int64=int, lane_now=lambda: thread % 32,
                  tk=SimpleNamespace(warp_id=lambda: thread // 32, lane_id=lambda: thread % 32),
                  cutlass=SimpleNamespace(select_=lambda some, a, b: a if some else b),
@@ -27,66 +27,93 @@ def _traced(method, thread, **names):
 
 def _placed(thread):
     return SimpleNamespace(place=lambda tile, stage: _traced("place", thread)(None, tile, stage),
-                           fetch_scales=lambda smem: None)
+                           fetch_scales=lambda smem: None, config=SimpleNamespace(rows_ahead=2))
 
 
 def _widened(half):
-    """{shared address of 16 bytes: [(step, the words and scales that they are made of)]}, of all threads."""
-    found = {}
+    """({shared address of 16 bytes: [(thread, order, the words and scale that they are made of)]}, {shared address of 16
+    e4m3: [(thread, order)]}), of all threads."""
+    written, read = {}, {}
     for thread in range(128):
-        steps = itertools.count()
+        order = itertools.count()
 
-        def store(at, words, offset, steps=steps):
-            found.setdefault(at + offset, []).append((next(steps) // 2, words))
-        _traced("rows_in_place", thread, load16_shared=lambda at, offset: [at + offset + 4 * i for i in range(4)],
-                load_f32=lambda at, offset: at + offset, store16=store,
+        def store(at, words, thread=thread, order=order):
+            written.setdefault(at, []).append((thread, next(order), words))
+
+        def load(at, offset, thread=thread, order=order):
+            read.setdefault(at + offset, []).append((thread, next(order)))
+            return [at + offset + 4 * i for i in range(4)]
+        _traced("rows_in_place", thread, load16_shared=load, store16=store, load_f32=lambda at, offset: at + offset,
                 scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)])(
                     _placed(thread), SMEM, half, TILE, STAGE)
-    return found
+    return written, read
 
 
 def _raw(row, chunk):
-    """Where 16 bytes of a row of half of the columns lie as they are."""
-    return STAGE_BYTES + producer.WAITING + row // 16 * 2048 + producer.raw_chunk(row % 16, chunk)
+    """Where 16 columns of half of a row lie as they are."""
+    return STAGE_BYTES + row // 16 * 2048 + chunk // 8 * 2 * 8192 + producer.vector(row % 16, chunk % 8)
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_each_eight_columns_have_their_place(half):
     """As TMA would swizzle a tile of bf16, each written once, by its group's scale."""
-    found = _widened(half)
-    assert len(found) == 64 * 32
+    written, _ = _widened(half)
+    assert len(written) == 64 * 32
     for row, chunk in itertools.product(range(64), range(32)):
         raw = _raw(row, chunk // 2) + chunk % 2 * 8
-        scale = SCALES + row * 16 + half * 8
+        scale = SCALES + row * 16 + half * 8 + chunk // 16 * 4
         place = STAGE_BYTES + chunk // 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16
-        wanted = [(raw + 4 * word, scale + chunk // 16 * 4, i) for word in range(2) for i in range(2)]
-        assert found[place] == [(row % 16 // 2, wanted)]
+        wanted = [(raw + 4 * word, scale, i) for word in range(2) for i in range(2)]
+        [(_, _, words)] = written[place]
+        assert words == wanted
 
 
-def test_rows_are_widened_over_themselves():
-    """What a step writes no later step reads, and no other warp."""
-    raw = {_raw(row, chunk): row for row in range(64) for chunk in range(16)}
-    assert len(raw) == 64 * 16
-    for place, [(step, words)] in _widened(0).items():
-        if place in raw:
-            assert raw[place] % 16 // 2 == step and raw[place] // 16 == (words[0][1] - SCALES) // 256
+def test_columns_are_widened_over_themselves():
+    """What is written where columns are as they are is written by the thread that read them, later."""
+    written, read = _widened(0)
+    assert sorted(read) == sorted(_raw(row, chunk) for row in range(64) for chunk in range(16))
+    for place, [(thread, order)] in read.items():
+        [(writer, when, _)] = written[place]
+        assert writer == thread and when > order
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_copies_come_to_where_they_are_read(half):
-    found = {}
+    found, banks = {}, {}
     for thread in range(128):
-        here = SimpleNamespace(lane_id=lambda: thread % 32)  # noqa: B023  (called at once)
-        rows = [(4 * group + here.lane_id() // 8, 10_000 * (thread // 32 * 16 + 4 * group + here.lane_id() // 8) + 16)
-                for group in range(4)]
-        _traced("fetch", thread, copy16=lambda to, at, size: found.setdefault(to, []).append((at, size)))(
-            _placed(thread), SMEM, TILE, STAGE, half, rows)
+        count = itertools.count()
+        own = [_traced("row_copied", thread)(group) for group in range(4)]
+        rows = [(row, 10_000 * (thread // 32 * 16 + row) + 16) for row in own]
+
+        def copy(to, at, size, place=(thread // 8, count)):
+            found.setdefault(to, []).append((at, size))
+            banks.setdefault((place[0], next(place[1])), set()).add(to % 128)
+        _traced("fetch", thread, copy16=copy)(_placed(thread), SMEM, TILE, STAGE, half, rows)
     assert found == {_raw(row, chunk): [(10_000 * row + 16 + half * 256 + chunk * 16, 16)]
                      for row in range(64) for chunk in range(16)}
+    assert all(len(places) == 8 for places in banks.values())
 
 
-def test_rows_beside_each_other_lie_in_other_banks():
-    """Of the eight lanes that load at a time each has banks of its own."""
-    for row, panel in itertools.product(range(0, 16, 2), range(4)):
-        places = {producer.raw_chunk(row + upper, 4 * panel + part) % 128 for upper in range(2) for part in range(4)}
-        assert len(places) == 8
+def test_rotated_columns_have_their_place():
+    found, banks = {}, {}
+    for thread in range(128):
+        count = itertools.count()
+        rows = [(row, 10_000 * (thread // 32 * 16 + row)) for row in (
+            _traced("row_copied", thread)(group) for group in range(4))]
+
+        def copy(to, at, size, place=(thread // 8, count)):
+            found.setdefault(to, []).append(at)
+            banks.setdefault((place[0], next(place[1])), set()).add(to % 128)
+        _traced("rotated", thread, copy16=copy)(_placed(thread), SimpleNamespace(rope=TILE), STAGE, rows)
+    assert found == {STAGE_BYTES + row * 128 + (chunk ^ row % 8) * 16: [10_000 * row + 528 + chunk * 16]
+                     for row in range(64) for chunk in range(8)}
+    assert all(len(places) == 8 for places in banks.values())
+
+
+def test_eight_lanes_have_banks_of_their_own():
+    """What eight lanes read or write at a time."""
+    written, read = _widened(0)
+    times = {}
+    for place, [(thread, order, *_)] in (*written.items(), *read.items()):
+        times.setdefault((thread // 8, order), set()).add(place % 128)
+    assert all(len(places) == 8 for places in times.values())
