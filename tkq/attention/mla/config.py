@@ -40,6 +40,7 @@ class MlaConfig:
     packed: bool = False
     placed: bool = False
     ahead: bool = False
+    woven: bool = False
     rows_ahead: int = 2
 
     def __post_init__(self):

@@ -119,7 +119,7 @@ class Mla:
         # A tile of 256 columns of which the last 128 are there: what lies in front of them is never read.
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
         raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 and not self.config.placed else None
-        scales = al.vector(ROWS * SCALE_BYTES // 4, 1 if self.config.placed else 2) if float8 else None
+        scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
         copies = 0 if float8 else tk.WARPGROUP
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),

@@ -1,7 +1,7 @@
 """The four producer warps of float8 caches: rows of 656 bytes as they are into the stage of a tile, and widened there."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32, const_expr
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
@@ -35,6 +35,13 @@ def vector(row, chunk):
     return (chunk >> 2) * (ROWS * PANEL) + row * PANEL + ((chunk & 3) * 2 ^ (row & 7)) * 16
 
 
+def after(ring):
+    """The place behind it."""
+    following = tk.Ring(cute.make_rmem_tensor((1,), Uint32), ring.stages)
+    following.count[0] = ring.count[0] + Uint32(1)
+    return following
+
+
 class PlacedProducer:
     """As `mla.producer`, in two steps. A warp copies both halves of its rows as they are into the stages that will have
     them widened, 256 bytes of a row to where its last columns belong; when they have landed, it widens each row in its
@@ -58,25 +65,48 @@ class PlacedProducer:
                 page, _, _ = self.pages.find(g, s, s.first)
                 self.look(g, smem, s, (page, s.first, slot))
                 page, _, _ = self.pages.find(g, s, s.first + 1)
-                for block in cutlass.range(s.first, s.end, unroll=1):
-                    pair = tk.Ring(left.count, 2)
-                    smem.left_pipe.acquire_empty(left)
-                    self.tell(smem, left.stage)
-                    rows = self.rows(smem)
-                    self.fetch(smem, smem.left, left.stage, 0, rows)
-                    smem.rope_pipe.acquire_empty(pair)
-                    self.rotated(smem, pair.stage, rows)
-                    cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
-                    smem.rope_pipe.commit(pair)
-                    smem.right_pipe.acquire_empty(pair)
-                    self.fetch(smem, smem.right, pair.stage, 1, rows)
-                    self.look(g, smem, s, (page, block + 1, slot))
-                    page, _, _ = self.pages.find(g, s, block + 2)
-                    self.widen(smem, 0, (smem.left, smem.left_pipe, left))
-                    self.widen(smem, 1, (smem.right, smem.right_pipe, pair))
-                    left.advance()
+                if const_expr(self.config.woven):
+                    self.begin(smem, left)
+                    for block in cutlass.range(s.first, s.end, unroll=1):
+                        pair = tk.Ring(left.count, 2)
+                        smem.right_pipe.acquire_empty(pair)
+                        self.fetch(smem, smem.right, pair.stage, 1, self.rows(smem))
+                        self.look(g, smem, s, (page, block + 1, slot))
+                        page, _, _ = self.pages.find(g, s, block + 2)
+                        self.widen(smem, 0, (smem.left, smem.left_pipe, left), 1)
+                        if block + 1 < s.end:
+                            self.begin(smem, after(left))
+                        else:
+                            cute.arch.cp_async_commit_group()
+                        self.widen(smem, 1, (smem.right, smem.right_pipe, pair), 1)
+                        left.advance()
+                else:
+                    for block in cutlass.range(s.first, s.end, unroll=1):
+                        pair = tk.Ring(left.count, 2)
+                        self.begin(smem, left)
+                        rows = self.rows(smem)
+                        smem.right_pipe.acquire_empty(pair)
+                        self.fetch(smem, smem.right, pair.stage, 1, rows)
+                        self.look(g, smem, s, (page, block + 1, slot))
+                        page, _, _ = self.pages.find(g, s, block + 2)
+                        self.widen(smem, 0, (smem.left, smem.left_pipe, left), 1)
+                        self.widen(smem, 1, (smem.right, smem.right_pipe, pair), 0)
+                        left.advance()
             self.walk.advance(g, at, s)
         announce(smem, announced, (Int32(-1),))
+
+    @cute.jit
+    def begin(self, smem, left):
+        """The left half of a block's rows, and their rotated columns."""
+        pair = tk.Ring(left.count, 2)
+        smem.left_pipe.acquire_empty(left)
+        self.tell(smem, left.stage)
+        rows = self.rows(smem)
+        self.fetch(smem, smem.left, left.stage, 0, rows)
+        smem.rope_pipe.acquire_empty(pair)
+        self.rotated(smem, pair.stage, rows)
+        cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
+        smem.rope_pipe.commit(pair)
 
     @cute.jit
     def look(self, g, smem, s, of):
@@ -125,7 +155,7 @@ class PlacedProducer:
         return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + tk.warp_id() % 4 * (WARP_ROWS * PANEL)
 
     def fetch(self, smem, tile, stage, half, rows):
-        """A half of the warp's rows as they are, the left one with all scales; one group of copies."""
+        """A half of the warp's rows as they are, with all scales; one group of copies."""
         lane, base = tk.lane_id(), self.place(tile, stage)
         chunk = (lane >> 3 & 1) * 4 + (lane & 3)
         for row, at in rows:
@@ -133,14 +163,13 @@ class PlacedProducer:
             for part in range(2):
                 copy16(base + vector(row, chunk) + part * 2 * (ROWS * PANEL),
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size)
-        if half == 0:
-            self.fetch_scales(smem)
+        self.fetch_scales(smem, half)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def fetch_scales(self, smem):
+    def fetch_scales(self, smem, half):
         if tk.lane_id() < WARP_ROWS:
-            to = smem.scales.iterator.toint() + tk.warp_id() % 4 * (WARP_ROWS * SCALE_BYTES)
+            to = smem.scales.iterator.toint() + (half * 4 + tk.warp_id() % 4) * (WARP_ROWS * SCALE_BYTES)
             address = load8(self.address_of(smem, tk.lane_id()))
             copy16(Int32(to) + tk.lane_id() * SCALE_BYTES, address + SCALES,
                    cutlass.select_(address != Int64(0), Int32(16), Int32(0)))
@@ -154,11 +183,11 @@ class PlacedProducer:
                    cutlass.select_(at != Int64(0), Int32(16), Int32(0)))
 
     @cute.jit
-    def widen(self, smem, half: cutlass.Constexpr[int], to):
-        """The half has landed: all but the youngest group of copies, which is the right half's. The fence between it and
-        wgmma, which reads by another proxy, is the consumers'."""
+    def widen(self, smem, half: cutlass.Constexpr[int], to, later: cutlass.Constexpr[int]):
+        """The half has landed: all but the ``later`` youngest groups of copies. The fence between it and wgmma, which
+        reads by another proxy, is the consumers'."""
         tile, pipe, ring = to
-        cute.arch.cp_async_wait_group(1 - half)
+        cute.arch.cp_async_wait_group(later)
         cute.arch.sync_warp()
         self.rows_in_place(smem, half, tile, ring.stage)
         pipe.commit(ring)
@@ -169,7 +198,7 @@ class PlacedProducer:
         lane = lane_now()
         row, group = (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
         scale = load_f32(Int32(smem.scales.iterator.toint()) + (
-            tk.warp_id() % 4 * WARP_ROWS + row) * SCALE_BYTES + (half * 8 + group * 4), 0)
+            (half * 4 + tk.warp_id() % 4) * WARP_ROWS + row) * SCALE_BYTES + (half * 8 + group * 4), 0)
         base = self.place(tile, stage) + group * (2 * ROWS * PANEL)
         first, last = (base + vector(row, lane & 7 ^ part) for part in (0, 4))
         at = lambda step: (last if step & 4 else first) ^ ((step & 3) * 32)

@@ -27,7 +27,7 @@ def _traced(method, thread, **names):
 
 def _placed(thread):
     return SimpleNamespace(place=lambda tile, stage: _traced("place", thread)(None, tile, stage),
-                           fetch_scales=lambda smem: None, config=SimpleNamespace(rows_ahead=2))
+                           fetch_scales=lambda smem, half: None, config=SimpleNamespace(rows_ahead=2))
 
 
 def _widened(half):
@@ -61,7 +61,7 @@ def test_each_eight_columns_have_their_place(half):
     assert len(written) == 64 * 32
     for row, chunk in itertools.product(range(64), range(32)):
         raw = _raw(row, chunk // 2) + chunk % 2 * 8
-        scale = SCALES + row * 16 + half * 8 + chunk // 16 * 4
+        scale = SCALES + half * 1024 + row * 16 + half * 8 + chunk // 16 * 4
         place = STAGE_BYTES + chunk // 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16
         wanted = [(raw + 4 * word, scale, i) for word in range(2) for i in range(2)]
         [(_, _, words)] = written[place]
