@@ -22,10 +22,9 @@ LINE = 128  # bytes that L2 brings at a time
 STEPS = HALF_BYTES // 2 // 16  # of 16 columns: a lane has half of half of a row
 
 
-def row_copied(group):
-    """Which of the warp's rows this lane copies, in the group: eight lanes that copy at a time have four vectors each of
+def row_copied(lane, group):
+    """Which of the warp's rows a lane copies, in the group: eight lanes that copy at a time have four vectors each of
     two rows, which lie in banks of their own."""
-    lane = tk.lane_id()
     return 4 * group + (lane >> 4) * 2 + (lane >> 2 & 1)
 
 
@@ -148,7 +147,8 @@ class PlacedProducer:
 
     def rows(self, smem):
         """(row of the warp's, its address) of each group of rows that this lane copies."""
-        return [(row_copied(group), load8(self.address_of(smem, row_copied(group)))) for group in range(GROUPS)]
+        rows = [row_copied(lane_now(), group) for group in range(GROUPS)]
+        return [(row, load8(self.address_of(smem, row))) for row in rows]
 
     def place(self, tile, stage):
         """The warp's rows in a stage."""
@@ -156,7 +156,7 @@ class PlacedProducer:
 
     def fetch(self, smem, tile, stage, half, rows):
         """A half of the warp's rows as they are, with all scales; one group of copies."""
-        lane, base = tk.lane_id(), self.place(tile, stage)
+        lane, base = lane_now(), self.place(tile, stage)
         chunk = (lane >> 3 & 1) * 4 + (lane & 3)
         for row, at in rows:
             size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))
@@ -176,7 +176,7 @@ class PlacedProducer:
 
     def rotated(self, smem, stage, rows):
         """64 columns of 16 bits: eight lanes to a row."""
-        lane, base = tk.lane_id(), self.place(smem.rope, stage)
+        lane, base = lane_now(), self.place(smem.rope, stage)
         chunk = (lane & 3) * 2 + (lane >> 3 & 1)
         for row, at in rows:
             copy16(base + row * PANEL + (chunk ^ (row & 7)) * 16, at + Int64(chunk * 16) + ROTATED,
@@ -192,6 +192,12 @@ class PlacedProducer:
         self.rows_in_place(smem, half, tile, ring.stage)
         pipe.commit(ring)
 
+    def own(self, tile, stage, step):
+        """Where the columns of one of this lane's steps lie."""
+        lane = lane_now()
+        row, group = (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
+        return self.place(tile, stage) + group * (2 * ROWS * PANEL) + vector(row, lane & 7 ^ step)
+
     def rows_in_place(self, smem, half, tile, stage):
         """A lane has 128 columns of a row, times their scale: 16 at a time, over themselves, and the next ones are read
         before. Eight lanes that read or write at a time have banks of their own."""
@@ -199,9 +205,13 @@ class PlacedProducer:
         row, group = (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
         scale = load_f32(Int32(smem.scales.iterator.toint()) + (
             (half * 4 + tk.warp_id() % 4) * WARP_ROWS + row) * SCALE_BYTES + (half * 8 + group * 4), 0)
-        base = self.place(tile, stage) + group * (2 * ROWS * PANEL)
-        first, last = (base + vector(row, lane & 7 ^ part) for part in (0, 4))
-        at = lambda step: (last if step & 4 else first) ^ ((step & 3) * 32)
+        begin = [self.own(tile, stage, 0), None]
+
+        def at(step):
+            if step == 4 and begin[1] is None:
+                begin[1] = self.own(tile, stage, 4)
+            return begin[step // 4] ^ (step % 4 * 32)
+
         load = lambda step: load16_shared(at(step), 0)
         read = [load(step) for step in range(self.config.rows_ahead)]
         for step in range(STEPS):

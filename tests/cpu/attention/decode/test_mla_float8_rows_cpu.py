@@ -26,8 +26,10 @@ def _traced(method, thread, **names):
 
 
 def _placed(thread):
-    return SimpleNamespace(place=lambda tile, stage: _traced("place", thread)(None, tile, stage),
-                           fetch_scales=lambda smem, half: None, config=SimpleNamespace(rows_ahead=2))
+    found = SimpleNamespace(place=lambda tile, stage: _traced("place", thread)(None, tile, stage),
+                            fetch_scales=lambda smem, half: None, config=SimpleNamespace(rows_ahead=2))
+    found.own = lambda *of: _traced("own", thread)(found, *of)
+    return found
 
 
 def _widened(half):
@@ -82,7 +84,7 @@ def test_copies_come_to_where_they_are_read(half):
     found, banks = {}, {}
     for thread in range(128):
         count = itertools.count()
-        own = [_traced("row_copied", thread)(group) for group in range(4)]
+        own = [_traced("row_copied", thread)(thread % 32, group) for group in range(4)]
         rows = [(row, 10_000 * (thread // 32 * 16 + row) + 16) for row in own]
 
         def copy(to, at, size, place=(thread // 8, count)):
@@ -99,7 +101,7 @@ def test_rotated_columns_have_their_place():
     for thread in range(128):
         count = itertools.count()
         rows = [(row, 10_000 * (thread // 32 * 16 + row)) for row in (
-            _traced("row_copied", thread)(group) for group in range(4))]
+            _traced("row_copied", thread)(thread % 32, group) for group in range(4))]
 
         def copy(to, at, size, place=(thread // 8, count)):
             found.setdefault(to, []).append(at)
