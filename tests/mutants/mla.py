@@ -110,7 +110,7 @@ MUTANTS = (
          "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED),
         ("last_of_few_parts_is_forgotten", "self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)",
          "self.add(g, t, (first, t.splits - 1), place, sums, FEW_TOGETHER)", SHARED),
-        ("packed_columns_lie_beside_each_other", "each, step = (2, 8) if self.config.packed else (4, 4)",
+        ("packed_columns_lie_beside_each_other", "each, step = (2, 8) if self.config.partials_in_fragments else (4, 4)",
          "each, step = 4, 4", SHARED),
         ("columns_of_the_first_panel",
          "at = (g.partial.iterator + (slot * HEAD_DIM_V + column + panel * COLUMNS)).align(16)",

@@ -249,8 +249,8 @@ class Combine:
     def row(self, g, t, place, sums, factor):
         """Four columns of each panel of O: beside each other, or, packed, two and the two 8 behind them."""
         o, lane = rows_of(g.o, g, t), place[1] % COLUMNS // 4
-        first = place[1] - 4 * lane + (lane // 4 * 16 + lane % 4 * 2 if self.config.packed else 4 * lane)
-        each, step = (2, 8) if self.config.packed else (4, 4)
+        first = place[1] - 4 * lane + (lane // 4 * 16 + lane % 4 * 2 if self.config.partials_in_fragments else 4 * lane)
+        each, step = (2, 8) if self.config.partials_in_fragments else (4, 4)
         for panel in range((cute.size(sums) - SUMS) // 4):
             for part in range(4 // each):
                 narrow = cute.make_rmem_tensor((each,), self.dtype)
