@@ -86,8 +86,7 @@ class Float8Producer:
     @cute.jit
     def look(self, g, smem, s, of):
         """The addresses of the warp's rows of a block, 0 where there is none, to shared memory. of: the page of this
-        lane's row, the block, the segment's slot. Behind the segment's end there is nothing to copy; a table that lies
-        there is one of the same task."""
+        lane's row, the block, the segment's slot. A table that lies behind the segment's end is one of the same task."""
         page, block, slot = of
         key = self.keys.key(block)
         seen = (tk.lane_id() < WARP_ROWS) & (key < s.length)
@@ -97,7 +96,7 @@ class Float8Producer:
             note(smem, slot, Int32(1))
             if tk.lane_id() == 0:
                 plan[words.BAD_PAGE] = Int32(1)
-        address = self.pages.address(g.k, s, page, key % g.page_size, there & (block < s.end))
+        address = self.pages.address(g.k, s, page, key % g.page_size, there)
         cute.arch.sync_warp()  # all lanes have read those of the block before
         if tk.lane_id() < WARP_ROWS:
             store8_shared(self.address_of(smem, tk.lane_id()), address)
