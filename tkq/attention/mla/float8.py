@@ -32,9 +32,9 @@ def rows_in_stage(tile, stage):
     return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + tk.warp_id() % 4 * (WARP_ROWS * PANEL)
 
 
-def scales_of(smem, half):
-    """Where the scales of the warp's rows lie, four for each, as they came with a half of the rows."""
-    return Int32(smem.scales.iterator.toint()) + (half * 4 + tk.warp_id() % 4) * (WARP_ROWS * SCALE_BYTES)
+def scales_of(smem, stage):
+    """Where the scales of the warp's rows of a block lie, four for each."""
+    return Int32(smem.scales.iterator.toint()) + (stage * 4 + tk.warp_id() % 4) * (WARP_ROWS * SCALE_BYTES)
 
 
 def own(lane):
@@ -50,11 +50,11 @@ def own_columns(tile, stage, step):
     return rows_in_stage(tile, stage) + group * (2 * ROWS * PANEL) + vector(row, lane & 7 ^ step)
 
 
-def widen_half(smem, half, tile, stage):
+def widen_half(scales, half, tile, stage):
     """Half of the columns of the warp's rows become bf16, times their scales, in a stage of a tile. A lane has 128
     columns of a row, and so one scale: 16 at a time, over themselves, when the ones behind have been read."""
     row, group = own(lane_now())
-    scale = load_f32(scales_of(smem, half) + row * SCALE_BYTES + (half * 8 + group * 4))
+    scale = load_f32(scales + row * SCALE_BYTES + (half * 8 + group * 4))
     begin = {}
 
     def at(step):

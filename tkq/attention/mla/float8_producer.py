@@ -70,15 +70,16 @@ class Float8Producer:
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     pair = tk.Ring(left.count, smem.right_pipe.stages)
                     smem.right_pipe.acquire_empty(pair)
-                    self.fetch(smem, smem.right, pair.stage, 1, self.rows(smem))
+                    self.fetch(smem.right, pair.stage, 1, self.rows(smem, lane_now()))
+                    cute.arch.cp_async_commit_group()
                     self.look(g, smem, s, (page, block + 1, slot))
                     page, _, _ = self.pages.find(g, s, block + 2)
-                    self.widen(smem, 0, (smem.left, smem.left_pipe, left))
+                    self.widen(smem, 0, pair.stage, (smem.left, smem.left_pipe, left))
                     if block + 1 < s.end:
                         self.begin(smem, after(left))
                     else:
                         cute.arch.cp_async_commit_group()
-                    self.widen(smem, 1, (smem.right, smem.right_pipe, pair))
+                    self.widen(smem, 1, pair.stage, (smem.right, smem.right_pipe, pair))
                     left.advance()
             self.walk.advance(g, at, s)
         announce(smem, announced, (Int32(-1),))
@@ -106,65 +107,70 @@ class Float8Producer:
         """Where the address of a row of this warp lies."""
         return Int32(smem.addresses.iterator.toint()) + (tk.warp_id() % 4 * WARP_ROWS + row) * 8
 
-    def rows(self, smem):
-        """(row of the warp's, its address) of each group of rows that this lane copies."""
-        rows = [row_copied(lane_now(), group) for group in range(GROUPS)]
-        return [(row, load8_shared(self.address_of(smem, row))) for row in rows]
+    def rows(self, smem, lane):
+        """(lane, (row of the warp's, its address) of each group of rows that this lane copies)."""
+        rows = [row_copied(lane, group) for group in range(GROUPS)]
+        return lane, [(row, load8_shared(self.address_of(smem, row))) for row in rows]
 
     @cute.jit
     def begin(self, smem, left):
         """Of a block: which rows are there, the left half, and the rotated columns."""
-        pair = tk.Ring(left.count, smem.rope_pipe.stages)
+        pair, lane = tk.Ring(left.count, smem.rope_pipe.stages), lane_again()
+        rows, address = self.rows(smem, lane), load8_shared(self.address_of(smem, lane % WARP_ROWS))
         smem.left_pipe.acquire_empty(left)
-        self.tell(smem, left.stage)
-        rows = self.rows(smem)
-        self.fetch(smem, smem.left, left.stage, 0, rows)
+        self.tell(smem, left.stage, lane, address)
+        self.fetch(smem.left, left.stage, 0, rows)
+        self.fetch_scales(smem, pair.stage, lane, address)
+        cute.arch.cp_async_commit_group()
         smem.rope_pipe.acquire_empty(pair)
         self.rotated(smem, pair.stage, rows)
         cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
         smem.rope_pipe.commit(pair)
 
     @cute.jit
-    def tell(self, smem, stage):
-        """Which of the warp's rows are there."""
-        rows, address = smem.there, load8_shared(self.address_of(smem, tk.lane_id() % WARP_ROWS))
-        there = cute.arch.vote_ballot_sync(address != Int64(0)) & Int32(SIXTEEN)
-        if tk.lane_id() == 0:
+    def tell(self, smem, stage, lane, address):
+        """Which of the warp's rows are there, by the address of this lane's."""
+        rows, there = smem.there, cute.arch.vote_ballot_sync(address != Int64(0)) & Int32(SIXTEEN)
+        if lane == 0:
             rows[tk.warp_id() % 4, stage] = there
 
-    def fetch(self, smem, tile, stage, half, rows):
-        """A half of the warp's rows as they are, with all scales; one group of copies."""
-        lane, base = lane_now(), rows_in_stage(tile, stage)
+    def fetch(self, tile, stage, half, of):
+        """A half of the warp's rows as they are."""
+        (lane, rows), base = of, rows_in_stage(tile, stage)
         chunk = (lane >> 3 & 1) * 4 + (lane & 3)
         for row, at in rows:
             for part in range(2):
                 copy16(base + vector(row, chunk) + part * 2 * (ROWS * PANEL),
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size_of(at))
-        self.fetch_scales(smem, half)
-        cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def fetch_scales(self, smem, half):
-        if tk.lane_id() < WARP_ROWS:
-            address = load8_shared(self.address_of(smem, tk.lane_id()))
-            copy16(scales_of(smem, half) + tk.lane_id() * SCALE_BYTES, address + SCALES, size_of(address))
+    def fetch_scales(self, smem, stage, lane, address):
+        """All of the rows' scales, of both halves."""
+        if lane < WARP_ROWS:
+            copy16(scales_of(smem, stage) + lane * SCALE_BYTES, address + SCALES, size_of(address))
 
-    def rotated(self, smem, stage, rows):
+    def rotated(self, smem, stage, of):
         """64 columns of 16 bits: eight lanes to a row."""
-        lane, base = lane_now(), rows_in_stage(smem.rope, stage)
+        (lane, rows), base = of, rows_in_stage(smem.rope, stage)
         chunk = (lane & 3) * 2 + (lane >> 3 & 1)
         for row, at in rows:
             copy16(base + row * PANEL + (chunk ^ (row & 7)) * 16, at + Int64(chunk * 16) + ROTATED, size_of(at))
 
     @cute.jit
-    def widen(self, smem, half: cutlass.Constexpr[int], to):
+    def widen(self, smem, half: cutlass.Constexpr[int], scales, to):
         """The half has landed: all but the youngest group of copies. The fence between it and wgmma, which reads by
         another proxy, is the consumers'."""
         tile, pipe, ring = to
         cute.arch.cp_async_wait_group(1)
         cute.arch.sync_warp()
-        widen_half(smem, half, tile, ring.stage)
+        widen_half(scales_of(smem, scales), half, tile, ring.stage)
         pipe.commit(ring)
+
+
+def lane_again():
+    """The lane, from another register than `lane_now`: what follows from that one would else be kept while rows are
+    widened."""
+    return cute.arch.thread_idx()[0] % 32
 
 
 def after(ring):

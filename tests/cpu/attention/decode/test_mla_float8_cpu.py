@@ -21,8 +21,7 @@ def _as_thread(thread, **names):
     found = dict(vars(float8_producer), **vars(float8))
     found.update(Int32=int, Int64=int, lane_now=lambda: thread % 32, **names,
                  tk=SimpleNamespace(warp_id=lambda: thread // 32, lane_id=lambda: thread % 32),
-                 cutlass=SimpleNamespace(select_=lambda some, a, b: a if some else b),
-                 cute=SimpleNamespace(arch=SimpleNamespace(cp_async_commit_group=lambda: None)))
+                 cutlass=SimpleNamespace(select_=lambda some, a, b: a if some else b))
     of = float8_producer.Float8Producer
     for function in (float8.row_copied, float8.vector, float8.rows_in_stage, float8.scales_of, float8.own,
                      float8.own_columns, float8.widen_half, float8_producer.size_of, of.fetch, of.rotated):
@@ -43,8 +42,9 @@ def _widened(half):
         def load(at, thread=thread, order=order):
             read.setdefault(at, []).append((thread, next(order)))
             return [at + 4 * i for i in range(4)]
-        _as_thread(thread, load16_shared=load, store16=store, load_f32=lambda at: at,
-                   scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)]).widen_half(SMEM, half, TILE, STAGE)
+        here = _as_thread(thread, load16_shared=load, store16=store, load_f32=lambda at: at,
+                          scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)])
+        here.widen_half(here.scales_of(SMEM, STAGE), half, TILE, STAGE)
     return written, read
 
 
@@ -64,8 +64,7 @@ def _copied(name, *of):
             banks.setdefault((place[0], next(place[1])), set()).add(to % 128)
         here = _as_thread(thread, copy16=copy)
         rows = [(row, ROW * (thread // 32 * 16 + row)) for row in (here.row_copied(thread % 32, i) for i in range(4))]
-        getattr(here, name)(SimpleNamespace(fetch_scales=lambda smem, half: None), SMEM, *of,
-                            [(row, 0 if at == 5 * ROW else at + 16) for row, at in rows])
+        getattr(here, name)(None, *of, (thread % 32, [(row, 0 if at == 5 * ROW else at + 16) for row, at in rows]))
     return found, banks.values()
 
 
@@ -76,7 +75,7 @@ def test_each_eight_columns_have_their_place(half):
     assert len(written) == 64 * 32
     for row, chunk in itertools.product(range(64), range(32)):
         raw = _raw(row, chunk // 2) + chunk % 2 * 8
-        scale = SCALES + half * 1024 + row * 16 + half * 8 + chunk // 16 * 4
+        scale = SCALES + STAGE * 1024 + row * 16 + half * 8 + chunk // 16 * 4
         place = STAGE_BYTES + chunk // 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16
         [(_, _, words)] = written[place]
         assert words == [(raw + 4 * word, scale, i) for word in range(2) for i in range(2)]
@@ -101,7 +100,7 @@ def test_copies_come_to_where_they_are_read(half):
 
 
 def test_rotated_columns_have_their_place():
-    found, banks = _copied("rotated", STAGE)
+    found, banks = _copied("rotated", SMEM, STAGE)
     assert found == {STAGE_BYTES + row * 128 + (chunk ^ row % 8) * 16:
                      [(0, 0) if row == 5 else (ROW * row + 16 + 528 + chunk * 16, 16)]
                      for row in range(64) for chunk in range(8)}
