@@ -1,7 +1,7 @@
 """The four producer warps of float8 caches: rows of 656 bytes as they are into a tile's stage, and widened there."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, const_expr
+from cutlass import Int32, Int64, Uint32
 
 import tkq.tile as tk
 from tkq.attention.decode import words
@@ -49,7 +49,7 @@ class Float8Producer:
     """
 
     def __init__(self, spec, config):
-        self.config, self.pages = config, (Indices if spec.sparse else Pages)(spec, config)
+        self.pages = (Indices if spec.sparse else Pages)(spec, config)
         self.keys, self.walk = Pages(spec, config), Walk(spec)
 
     @cute.jit
@@ -87,7 +87,8 @@ class Float8Producer:
     @cute.jit
     def look(self, g, smem, s, of):
         """The addresses of the warp's rows of a block, 0 where there is none, to shared memory. of: the page of this
-        lane's row, the block, the segment's slot. A table that lies behind the segment's end is one of the same task."""
+        lane's row, the block, the segment's slot. A table that lies behind the segment's end is one of the same
+        task."""
         page, block, slot = of
         key = self.keys.key(block)
         seen = (tk.lane_id() < WARP_ROWS) & (key < s.length)

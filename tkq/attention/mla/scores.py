@@ -107,8 +107,8 @@ class Scores:
 
     @cute.jit
     def products(self, smem, regs):
-        """S = Q K'. The left half of the values goes on when all but the last ``scores_in_flight`` groups of products are
-        done: under these lies what it takes to tell."""
+        """S = Q K'. The left half of the values goes on when all but the last ``scores_in_flight`` groups of products
+        are done: under these lies what it takes to tell."""
         in_flight = self.config.scores_in_flight
         smem.left_pipe.wait(regs.deep)
         see_tile(self.config)

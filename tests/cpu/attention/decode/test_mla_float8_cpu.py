@@ -30,8 +30,8 @@ def _as_thread(thread, **names):
 
 
 def _widened(half):
-    """({shared address of 16 bytes: [(thread, order, the words and scale that they are made of)]}, {shared address of 16
-    e4m3: [(thread, order)]}), of all threads."""
+    """({shared address of 16 bytes: [(thread, order, the words and scale that they are made of)]}, {shared address of
+    16 e4m3: [(thread, order)]}), of all threads."""
     written, read = {}, {}
     for thread in range(128):
         order = itertools.count()
