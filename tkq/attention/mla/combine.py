@@ -247,10 +247,10 @@ class Combine:
                 sums[SUMS + e] = cute.math.fma(weight, found[e % 4, e // 4], sums[SUMS + e])
 
     def row(self, g, t, place, sums, factor):
-        """Four columns of each panel of O: beside each other, or, packed, two and the two 8 behind them."""
+        """Four columns of each panel of O: beside each other, or, as fragments have them, two and the two 8 behind."""
         o, lane = rows_of(g.o, g, t), place[1] % COLUMNS // 4
-        first = place[1] - 4 * lane + (lane // 4 * 16 + lane % 4 * 2 if self.config.packed else 4 * lane)
-        each, step = (2, 8) if self.config.packed else (4, 4)
+        first = place[1] - 4 * lane + (lane // 4 * 16 + lane % 4 * 2 if self.config.partials_in_fragments else 4 * lane)
+        each, step = (2, 8) if self.config.partials_in_fragments else (4, 4)
         for panel in range((cute.size(sums) - SUMS) // 4):
             for part in range(4 // each):
                 narrow = cute.make_rmem_tensor((each,), self.dtype)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MlaConfig:
-    """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values. deep:
-    tiles of the left half, of which the scores are ahead. multicast: blocks of a cluster, for which TMA loads each
-    tile; 0: cp.async does, from pages of any size. pdl: the launch lies under the end of the kernel before.
+    """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values.
+    multicast: blocks of a cluster, for which TMA loads each tile; 0: cp.async does, from pages of any size. pdl: the
+    launch lies under the end of the kernel before.
 
     rise: powers of two by which a row's largest score may exceed the one that its exponentials are relative to, before
     that one follows and the sums are rescaled. Results are the same but for rounding: the row's log-sum-exp and its
@@ -15,32 +15,32 @@ class MlaConfig:
     n * 2^rise at most in fp32, below 2^47 of its 2^128 for 2^31 keys, and values to that times the largest of them. The
     first block's largest score is taken whatever it is, as all but -inf exceeds -inf.
 
-    early: groups of the scores' products, the last ones, that the left half of the values does not wait for.
+    scores_in_flight: groups of the scores' products, the last ones, that the left half of the values does not wait for.
 
-    lean: between a block's scores and P nothing is waited for that could be there before, and no thread branches.
+    branch_free: between a block's scores and P nothing is waited for that could be there before, and no thread
+    branches.
 
-    probe: whether a row's largest score rises by so much is asked of each thread's own scores, and a row's threads meet
-    only where one of them says so.
+    lazy_row_max: whether a row's largest score rises by so much is asked of each thread's own scores, and a row's
+    threads meet only where one of them says so.
 
-    packed: partial results lie in the order of the accumulators' registers, so that a thread writes 16 bytes at a time:
-    of 16 columns, two and the two 8 behind them."""
+    partials_in_fragments: partial results lie in the order of the accumulators' registers, so that a thread writes 16
+    bytes at a time: of 16 columns, two and the two 8 behind them."""
 
     keys: int = 64
     registers: tuple[int, int, int] = (32, 160, 160)
-    deep: int = 3
     multicast: int = 0
     pdl: bool = True
     rise: int = 0
-    early: int = 0
-    lean: bool = False
-    probe: bool = False
-    packed: bool = False
+    scores_in_flight: int = 0
+    branch_free: bool = False
+    lazy_row_max: bool = False
+    partials_in_fragments: bool = False
 
     def __post_init__(self):
         if not 0 <= self.rise <= 15:
             raise ValueError(f"MlaConfig: rise is {self.rise}, allowed are 0 to 15, whose exponentials fp16 holds")
-        if self.probe and not self.rise:
-            raise ValueError("MlaConfig: probe is True, rise is 0; allowed are 1 to 15")
+        if self.lazy_row_max and not self.rise:
+            raise ValueError("MlaConfig: lazy_row_max is True, rise is 0; allowed are 1 to 15")
 
     @property
     def cluster(self) -> int:

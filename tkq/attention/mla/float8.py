@@ -1,7 +1,5 @@
 """Rows of 656 bytes: 512 columns of e4m3, a float32 scale for each 128 of them, and 64 rotated columns of bf16."""
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
@@ -13,45 +11,91 @@ from tkq.tile.assembly import ptx, ptx_several
 
 HALF_BYTES, SCALE_BYTES = 256, 16  # half of the columns; the scales
 SCALES, ROTATED = 512, 528  # where they begin
+STEPS = HALF_BYTES // 2 // 16  # of 16 columns: a lane widens half of half of a row
+LOADS_IN_FLIGHT = 2  # of a lane, of 16 columns: as many as 32 registers hold
 
 
-def raw_chunk(row, chunk):
-    """Where the 16 bytes ``chunk`` of a row of half of the columns lie: rows beside each other in other banks."""
-    return row * HALF_BYTES + (chunk ^ (row % 2 * 4)) * 16
+def row_copied(lane, group):
+    """Which of the warp's rows a lane copies, in a group: eight lanes that copy at a time have four vectors each of two
+    rows, which lie in banks of their own."""
+    return 4 * group + (lane >> 4) * 2 + (lane >> 2 & 1)
 
 
-@cute.jit
-def widen_half(smem, half: cutlass.Constexpr[int], tile, stage):
-    """Half of the latent columns of the warp's rows, times their scales, to a tile of bf16. Two rows at a time, 16
-    columns to a lane: eight lanes have 64 columns of both, so that no two of them meet in a bank."""
-    lane, warp = lane_now(), tk.warp_id() % 4
-    upper, part, panel = lane // 4 % 2, lane % 4, lane // 8
-    raw = Int32(smem.raw.iterator.toint()) + (half * 4 + warp) * (WARP_ROWS * HALF_BYTES) + (
-        raw_chunk(upper, 4 * panel + part))
-    scales = Int32(smem.scales.iterator.toint()) + (half * 4 + warp) * (WARP_ROWS * SCALE_BYTES) + (
-        upper * SCALE_BYTES + half * 8 + panel // 2 * 4)
-    to = Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + panel * (ROWS * PANEL) + (
-        warp * WARP_ROWS + upper) * PANEL + (2 * part ^ upper) * 16
-    for step in cutlass.range_constexpr(WARP_ROWS // 2):
-        words, scale = load16_shared(raw, step * 2 * HALF_BYTES), load_f32(scales, step * 2 * SCALE_BYTES)
-        for i in cutlass.range_constexpr(2):
-            wide = scaled4(words[2 * i], scale) + scaled4(words[2 * i + 1], scale)
-            place = (2 * step % 8 ^ i) * 16  # rows are swizzled, and lie at multiples of PANEL
-            store16(to ^ place, wide, step * 2 * PANEL)
+def vector(row, chunk):
+    """Where in the warp's rows 16 columns of 128 lie as e4m3, and the first 8 of them as bf16, swizzled as TMA would
+    write them; the other 8 lie beside them."""
+    return (chunk >> 2) * (ROWS * PANEL) + row * PANEL + ((chunk & 3) * 2 ^ (row & 7)) * 16
+
+
+def rows_in_stage(tile, stage):
+    """Where the warp's rows of a tile begin."""
+    return Int32(tile.staged.iterator.toint()) + stage * tile.type.bytes + tk.warp_id() % 4 * (WARP_ROWS * PANEL)
+
+
+def scales_of(smem, stage):
+    """Where the scales of the warp's rows of a block lie, four for each."""
+    return Int32(smem.scales.iterator.toint()) + (stage * 4 + tk.warp_id() % 4) * (WARP_ROWS * SCALE_BYTES)
+
+
+def own(lane):
+    """(row of the warp's, which of the half's two groups of 128 columns) that a lane widens: eight lanes that read or
+    write at a time have banks of their own."""
+    return (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
+
+
+def own_columns(tile, stage, step):
+    """Where the columns of this lane's step lie, the first of four steps."""
+    lane = lane_now()
+    row, group = own(lane)
+    return rows_in_stage(tile, stage) + group * (2 * ROWS * PANEL) + vector(row, lane & 7 ^ step)
+
+
+def widen_half(scales, half, tile, stage):
+    """Half of the columns of the warp's rows become bf16, times their scales, in a stage of a tile. A lane has 128
+    columns of a row, and so one scale: 16 at a time, over themselves, when the ones behind have been read."""
+    row, group = own(lane_now())
+    scale = load_f32(scales + row * SCALE_BYTES + (half * 8 + group * 4))
+    begin = {}
+
+    def at(step):
+        first = step // 4 * 4
+        if first not in begin:
+            begin[first] = own_columns(tile, stage, first)
+        return begin[first] ^ (step % 4 * 32)
+
+    read = [load16_shared(at(step)) for step in range(LOADS_IN_FLIGHT)]
+    for step in range(STEPS):
+        found = read.pop(0)
+        if step + LOADS_IN_FLIGHT < STEPS:
+            read.append(load16_shared(at(step + LOADS_IN_FLIGHT)))
+        for i in range(2):
+            store16(at(step) ^ (i * 16), scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale))
 
 
 @dsl_user_op
-def load16_shared(src, offset, *, loc=None, ip=None):
-    """Four words from the shared address and ``offset`` bytes, a number known when compiled."""
-    found = ptx_several([Int32(src)], f"ld.volatile.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];", "=r,=r,=r,=r,r",
-                        loc, ip, [T.i32()] * 4)
+def load16_shared(src, *, loc=None, ip=None):
+    """Four words from the shared address, when it is their turn."""
+    found = ptx_several([Int32(src)], "ld.volatile.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", loc, ip,
+                        [T.i32()] * 4)
     return [Int32(word) for word in found]
 
 
 @dsl_user_op
-def load_f32(src, offset, *, loc=None, ip=None):
-    """From the shared address and ``offset`` bytes, a number known when compiled."""
-    return Float32(ptx([Int32(src)], f"ld.volatile.shared.f32 $0, [$1+{offset}];", "=f,r", loc, ip, T.f32()))
+def load_f32(src, *, loc=None, ip=None):
+    """From the shared address, when it is its turn."""
+    return Float32(ptx([Int32(src)], "ld.volatile.shared.f32 $0, [$1];", "=f,r", loc, ip, T.f32()))
+
+
+@dsl_user_op
+def load8_shared(src, *, loc=None, ip=None):
+    """64 bits from the shared address, when it is their turn."""
+    return Int64(ptx([Int32(src)], "ld.volatile.shared.b64 $0, [$1];", "=l,r", loc, ip, T.i64()))
+
+
+@dsl_user_op
+def store8_shared(dst, value, *, loc=None, ip=None):
+    """64 bits to the shared address."""
+    ptx([Int32(dst), Int64(value)], "st.volatile.shared.b64 [$0], $1;", "r,l", loc, ip)
 
 
 @dsl_user_op

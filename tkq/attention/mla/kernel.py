@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.mla.bulk_producer import BulkProducer
 from tkq.attention.mla.combine import Combine
-from tkq.attention.mla.float8 import HALF_BYTES, SCALE_BYTES
+from tkq.attention.mla.float8 import SCALE_BYTES
 from tkq.attention.mla.float8_producer import Float8Producer
 from tkq.attention.mla.producer import Producer
 from tkq.attention.mla.scores import Scores
@@ -16,7 +16,7 @@ from tkq.attention.mla.state import AHEAD, FIELDS, HALF, Globals, Operands, Scal
 from tkq.attention.mla.values import Values
 from tkq.runtime.compile import fake
 
-PAIR = 2  # tiles of all but the left half
+DEEP, PAIR = 3, 2  # tiles of the left half, of which the scores are ahead, and of all else
 
 
 class Mla:
@@ -35,7 +35,7 @@ class Mla:
 
     Pages of whole tiles of 64 come by TMA from one warp, and where all blocks beside each other have a tile of queries
     two of them form a cluster, of which each loads half of a tile's rows for both. Float8 rows are widened by the
-    producer warps, see `mla.float8_producer`; all rings have two stages then.
+    producer warps, see `mla.float8_producer`.
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
 
@@ -107,23 +107,22 @@ class Mla:
         return tk.gl.load(rows, tk.st(ROWS, 64, self.dtype), self.config.multicast)
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
-        keys, deep, float8 = self.config.keys, self.config.deep, self.spec.float8
-        many = self.config.multicast
+        keys, many, float8 = self.config.keys, self.config.multicast, self.spec.float8
         pipe = lambda stages, tile, copies=tk.WARPGROUP: al.pipe(stages, tile.type.bytes, 4, many) if many else al.pipe(
             stages, 0, 4, producers=4, copies=copies)
         ring = lambda columns, stages, rows=keys: al.tile(tk.st(rows, columns, self.dtype), stages)
-        left, right, rope, p = ring(HALF, deep), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
+        left, right, rope, p = ring(HALF, DEEP), ring(HALF, PAIR), ring(64, PAIR), ring(keys, PAIR, ROWS)
         q_rope, last, whole = ring(64, 1, ROWS), ring(HALF // 2, 1, ROWS), tk.st(ROWS, HALF, self.dtype)
         # A tile of 256 columns of which the last 128 are there: what lies in front of them is never read.
         q = tk.SharedTile(cute.make_tensor(last.staged.iterator - ROWS * (HALF // 2), whole.layout(1).outer), whole)
-        raw = al.vector(ROWS * HALF_BYTES // 4, 2, Int32) if float8 else None
-        scales = al.vector(ROWS * SCALE_BYTES // 4, 2) if float8 else None
+        scales = al.vector(ROWS * SCALE_BYTES // 4, PAIR) if float8 else None
+        addresses = al.vector(2 * ROWS, 1, Int32) if float8 else None
         copies = 0 if float8 else tk.WARPGROUP
-        return Shared(q, q_rope, left, right, rope, p, al.vector(4, deep, Int32), al.vector(4, deep, Int32),
+        return Shared(q, q_rope, left, right, rope, p, al.vector(4, DEEP, Int32), al.vector(4, DEEP, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
-                      al.vector(FIELDS, AHEAD, Int32), pipe(deep, left, copies), pipe(PAIR, right, copies),
+                      al.vector(FIELDS, AHEAD, Int32), pipe(DEEP, left, copies), pipe(PAIR, right, copies),
                       pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
-                      raw, scales)
+                      scales, addresses)
 
     @cute.kernel
     def kernel(self, g: Globals):

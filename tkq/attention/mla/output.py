@@ -70,9 +70,9 @@ class Output:
 
     def places(self, g, row, columns, column):
         """Of a thread's columns, from ``column`` on, of a row of all slots: where some of them lie beside each other,
-        and which they are. See MlaConfig, packed: columns 8 j and on, and 8 (j + 1)."""
+        and which they are. See MlaConfig, partials_in_fragments: columns 8 j and on, and 8 (j + 1)."""
         at = g.partial.iterator + (row * HEAD_DIM_V + column)
-        each = 4 if self.config.packed else 2
+        each = 4 if self.config.partials_in_fragments else 2
         return [(cute.make_tensor((at + (8 * j + tk.first_col() * (each // 2))).align(4 * each),
                                   cute.make_layout(each)), range(2 * j, 2 * j + each))
                 for j in range(0, columns // 8, each // 2)]

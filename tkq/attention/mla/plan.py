@@ -5,12 +5,13 @@ from .config import MlaConfig
 from .spec import MlaSpec
 
 ROWS = 64  # of a page, or a multiple: tiles that TMA loads
+RARE_RESCALING = dict(rise=8, scores_in_flight=1, branch_free=True, lazy_row_max=True, partials_in_fragments=True)
 
 
 def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
-    if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
-        return MlaConfig(deep=2)
+    if spec.float8:  # the scores and their softmax, not the memory, are waited for
+        return MlaConfig(**RARE_RESCALING)
     return loaded(0 if spec.sparse else multicast(page, tiles, together))
 
 
@@ -18,7 +19,7 @@ def loaded(blocks: int) -> MlaConfig:
     """Of tiles that TMA loads for so many blocks; 0: by cp.async. With 16 heads, and with lists of rows, the memory is
     waited for, not what rescales sums, and partial results are short."""
     if blocks == 2:
-        return MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True)
+        return MlaConfig(multicast=2, **RARE_RESCALING)
     return MlaConfig(multicast=blocks)
 
 

@@ -93,23 +93,23 @@ class Scores:
     @cute.jit
     def block(self, g, smem, regs, block):
         there = self.products(smem, regs)
-        if const_expr(not self.config.lean):
+        if const_expr(not self.config.branch_free):
             smem.rope_pipe.release(regs.pair)
         self.softmax(g, smem, regs, block, there)
-        if const_expr(not self.config.lean):
+        if const_expr(not self.config.branch_free):
             tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
-        if const_expr(self.config.lean):
+        if const_expr(self.config.branch_free):
             smem.rope_pipe.release(regs.pair)
         regs.deep.advance()
         regs.pair.advance()
 
     @cute.jit
     def products(self, smem, regs):
-        """S = Q K'. The left half of the values goes on when all but the last ``early`` groups of products are done:
-        under these lies what it takes to tell."""
-        early = self.config.early
+        """S = Q K'. The left half of the values goes on when all but the last ``scores_in_flight`` groups of products
+        are done: under these lies what it takes to tell."""
+        in_flight = self.config.scores_in_flight
         smem.left_pipe.wait(regs.deep)
         see_tile(self.config)
         first, *rest = self.groups(smem, regs)
@@ -121,11 +121,11 @@ class Scores:
             tk.mma_ABt(regs.s, q, k, k=columns)
         smem.p_pipe.acquire_empty(regs.pair)  # under the products: what is behind them has no branch
         there = [smem.there[w, regs.deep.stage] for w in range(4)]  # and no wait for these
-        tk.mma_wait(early)
+        tk.mma_wait(in_flight)
         tk.arrive(smem.scored[regs.pair.stage])
-        if const_expr(early > 0):
+        if const_expr(in_flight > 0):
             tk.mma_wait(0)
-        return there if self.config.lean else [smem.there[w, regs.deep.stage] for w in range(4)]
+        return there if self.config.branch_free else [smem.there[w, regs.deep.stage] for w in range(4)]
 
     def groups(self, smem, regs):
         """(columns of Q, keys, which of their columns) of each group of products; the first asks for the left half
@@ -143,7 +143,7 @@ class Scores:
         self.keys.mask(regs, there)
         if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
-        if const_expr(self.config.probe):
+        if const_expr(self.config.lazy_row_max):
             tk.fill(regs.correct, 1.0)
             if self.risen(g, regs):
                 self.follow(g, regs)
@@ -155,7 +155,7 @@ class Scores:
 
     def tell(self, smem, regs):
         """The factors of O's rows, from all four threads of a row: without a branch."""
-        if self.config.lean:
+        if self.config.branch_free:
             for r in range(2):
                 smem.correct[tk.first_row() + 8 * r, regs.pair.stage] = regs.correct.tensor[r]
 

@@ -108,8 +108,8 @@ class Shared:
     p_pipe: tk.Pipe
     segment_pipe: tk.Pipe
     scored: tk.Semaphore  # a block's scores are there
-    raw: Optional[cute.Tensor]  # halves of float8 rows as they are, and all scales with each
-    scales: Optional[cute.Tensor]
+    scales: Optional[cute.Tensor]  # of float8 rows, all with each half
+    addresses: Optional[cute.Tensor]  # of float8 rows: of the block that is copied next
 
 
 @dataclass(frozen=True)

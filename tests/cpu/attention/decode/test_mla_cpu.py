@@ -2,6 +2,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import cutlass.cute as cute
@@ -65,18 +66,19 @@ def test_sums_are_rescaled_rarely_where_blocks_share_tiles():
     def of(page, heads, **spec):
         return plan(MlaSpec("bf16", **spec), page, row_tiles(1, heads), tiles_together(576, 1, heads))
 
-    shared = MlaConfig(multicast=2, rise=8, early=1, lean=True, probe=True, packed=True)
+    shared = MlaConfig(multicast=2, rise=8, scores_in_flight=1, branch_free=True, lazy_row_max=True,
+                       partials_in_fragments=True)
     assert of(64, 128) == shared == of(128, 128, lse=True)
     assert of(64, 16) == MlaConfig(multicast=1) and of(16, 128) == MlaConfig() == of(64, 128, sparse=True)
-    assert of(64, 128, float8=True) == MlaConfig(deep=2)
+    assert of(64, 128, float8=True) == replace(shared, multicast=0)
 
 
 @pytest.mark.parametrize("rise", [-1, 16])
 def test_a_config_refuses_by_name(rise):
     with pytest.raises(ValueError, match=f"rise is {rise}, allowed are 0 to 15"):
         MlaConfig(rise=rise)
-    with pytest.raises(ValueError, match="probe is True, rise is 0"):
-        MlaConfig(probe=True)
+    with pytest.raises(ValueError, match="lazy_row_max is True, rise is 0"):
+        MlaConfig(lazy_row_max=True)
 
 
 class Words(list):
@@ -95,14 +97,14 @@ class Words(list):
 def test_each_row_has_its_own_factor(monkeypatch):
     """Of P's stage, from the threads that have the row; nothing is said by them where no thread waits for it."""
     correct = Words(64, 2)
-    for lean, thread in itertools.product((False, True), range(128)):
+    for free, thread in itertools.product((False, True), range(128)):
         monkeypatch.setattr(scores.tk, "first_row", lambda t=thread: t // 32 * 16 + t % 32 // 4)
         row = thread // 32 * 16 + thread % 32 // 4
         regs = SimpleNamespace(pair=SimpleNamespace(stage=1),
                                correct=SimpleNamespace(tensor=[row + 0.5, row + 8 + 0.5]))
-        of = SimpleNamespace(config=MlaConfig(lean=lean))
+        of = SimpleNamespace(config=MlaConfig(branch_free=free))
         scores.Scores.tell(of, SimpleNamespace(correct=correct), regs)
-        assert (correct[row, 1] is not None) == lean
+        assert (correct[row, 1] is not None) == free
     assert all(correct[row] == [None, row + 0.5] for row in range(64))
 
 
@@ -113,7 +115,7 @@ def test_one_score_is_enough_to_rise(monkeypatch, row, column):
     monkeypatch.setattr(cute.arch, "vote_any_sync", bool)
     monkeypatch.setattr(scores.cutlass, "Boolean", bool)
     monkeypatch.setattr(scores, "Float32", float)
-    s, of = Words(2, 16), SimpleNamespace(config=MlaConfig(rise=8, probe=True))
+    s, of = Words(2, 16), SimpleNamespace(config=MlaConfig(rise=8, lazy_row_max=True))
     for r, j in itertools.product(range(2), range(16)):
         s[r, j] = -math.inf
     regs = SimpleNamespace(s=SimpleNamespace(rows_view=s), max=SimpleNamespace(tensor=[3.0, 3.0]))
@@ -132,7 +134,7 @@ def test_sequences_of_two_parts():
 def test_float8_rows_are_of_each_block_alone():
     for heads in (16, 128):
         found = plan(MlaSpec("bf16", float8=True), 64, row_tiles(1, heads), tiles_together(576, 1, heads))
-        assert found.deep == 2 and found.cluster == 1 and not found.multicast
+        assert found.cluster == 1 and not found.multicast
 
 
 def _shared(lengths, of, plan, parts, fixed):
