@@ -36,18 +36,36 @@ def in_segments(given, scale, count) -> Made:
         heads = max(given.q.shape[2], given.v.shape[2])
         first = torch.zeros(len(given.q), heads, *((V, K) if given.state_v_first else (K, V)), dtype=wide,
                             device=given.v.device)
+    starts = []
     for part in parts:
         outputs = launched(part._replace(initial=first, final=None), scale)
         made.append(outputs)
+        starts.append(first.mT if given.state_v_first else first)
         first = becomes(part, scale, first.to(wide)) + adds(part, scale)
-    whole = made[::-1] if given.reverse else made
+    whole, starts = (made[::-1], starts[::-1]) if given.reverse else (made, starts)
 
     def joined(name, sums=False):
         found = [getattr(one, name) for one in whole]
         return None if found[0] is None else sum(found) if sums else torch.cat(found, 1)
 
     return Made(joined("o"), None if given.final is None else first, joined("dots"), joined("dv"),
-                joined("of_skip", True), joined("diagonal"), inverse=joined("inverse"))
+                joined("of_skip", True), joined("diagonal"), inverse=joined("inverse"),
+                starts=torch.stack(starts, 1).flatten(0, 1))
+
+
+def from_starts(given, scale) -> Made:
+    """Of a given with starts, which are those of its segments: their outputs."""
+    count = len(given.starts) // len(given.q)
+    starts = given.starts.unflatten(0, (-1, count)).unbind(1)
+    made = [launched(part._replace(initial=start, starts=None), scale) for part, start in
+            zip(cut(given, count), starts[::-1] if given.reverse else starts)]
+    whole = made[::-1] if given.reverse else made
+
+    def joined(name):
+        found = [getattr(one, name) for one in whole]
+        return None if found[0] is None else torch.cat(found, 1)
+
+    return Made(joined("o"), None, joined("dots"), joined("dv"), starts=given.starts)
 
 
 def adds(given, scale):

@@ -57,7 +57,8 @@ class Given(NamedTuple):
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
     summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
-    `Made`): then there are as many segments; or None."""
+    `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with, as
+    another launch made them: none are computed, and there are as many segments; or None."""
 
     q: Tensor
     k: Tensor
@@ -86,6 +87,7 @@ class Given(NamedTuple):
     heads: int = 1
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    starts: Tensor | None = None
     summed: bool = False
     less: Tensor | None = None
     kept: Tensor | None = None
@@ -118,7 +120,8 @@ class Made(NamedTuple):
     checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; or None. They are the state of a launch with part "transfers"."""
+    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states that
+    segments begin with, reversed those behind them, where there are segments; or None."""
 
     o: Tensor
     state: Tensor | None
@@ -130,6 +133,7 @@ class Made(NamedTuple):
     decays: Tensor | None = None
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    starts: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:

@@ -33,7 +33,7 @@ def start(given: Given, scale: float) -> tuple:
     how = split_of(given)
     if given.summed:
         how = how._replace(groups=2)
-    if how.segments > 1:
+    if how.segments > 1 or given.starts is not None:
         return in_segments(given, scale, how), None
     return engine.start(_of(given, how), scale)
 
@@ -44,14 +44,15 @@ def _of(given: Given, how: Split) -> Given:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says; as many segments as a forward had whose transfers are given. Packed sequences, whose
+    """What `plan.split` says; as many segments as a launch had whose transfers, or starts, are given. Packed sequences, whose
     lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
     threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
     if given.blocks:
         return Split(2, 1)
-    if given.transfers is not None:
-        return Split(2, len(given.transfers) // B)
+    for of_segments in (given.starts, given.transfers):
+        if of_segments is not None:
+            return Split(2, len(of_segments) // B)
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
@@ -81,15 +82,21 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
     there but for the order in which it was summed."""
     given = _of(given, how)._replace(segments=how.segments)
+    if given.starts is not None:
+        return _outputs(given, scale, given.starts)
     made = engine.launch(states_of(given), scale)
     transfers, inverse = given.transfers, given.inverse
     if made.inverse is not None:
         inverse = made.inverse
         transfers = engine.launch(states_of(given)._replace(part="transfers", inverse=inverse), scale).state
     first, final = combined(given, made.state, made.decays if transfers is None else transfers)
-    given = given._replace(inverse=inverse)
-    made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
+    made = _outputs(given._replace(inverse=inverse), scale, first)
     return made._replace(state=final, **dict(inverse=inverse, transfers=transfers) if given.updates else {})
+
+
+def _outputs(given: Given, scale: float, starts: Tensor) -> Made:
+    """Of segments that begin with these states."""
+    return engine.launch(given._replace(part="outputs", initial=starts, final=None), scale)._replace(starts=starts)
 
 
 def states_of(given: Given) -> Given:
