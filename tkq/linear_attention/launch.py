@@ -58,7 +58,8 @@ class Given(NamedTuple):
     summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with, as
-    another launch made them: none are computed, and there are as many segments; or None."""
+    another launch made them: none are computed, and there are as many segments; or None. reach: (2, B * N, HO) int32, as
+    `split.reach.Reach` makes it, reversed as the forward has; a launch takes that of its way; or None."""
 
     q: Tensor
     k: Tensor
@@ -88,6 +89,7 @@ class Given(NamedTuple):
     inverse: Tensor | None = None
     transfers: Tensor | None = None
     starts: Tensor | None = None
+    reach: Tensor | None = None
     summed: bool = False
     less: Tensor | None = None
     kept: Tensor | None = None
@@ -121,7 +123,7 @@ class Made(NamedTuple):
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
     segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states that
-    segments begin with, reversed those behind them, where there are segments; or None."""
+    segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it, where it was made."""
 
     o: Tensor
     state: Tensor | None
@@ -134,6 +136,7 @@ class Made(NamedTuple):
     inverse: Tensor | None = None
     transfers: Tensor | None = None
     starts: Tensor | None = None
+    reach: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -147,7 +150,13 @@ def spec_of(given: Given) -> LinearSpec:
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
                       None if given.checkpoint_every is None else "fp32", given.part, given.second,
-                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks)
+                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks,
+                      _reach_of(given) is not None)
+
+
+def _reach_of(given):
+    """What a launch takes of it: outputs none."""
+    return given.reach if given.part in ("states", "transfers") else None
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -187,10 +196,12 @@ def start(given: Given, scale: float) -> tuple:
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
-        beta = beta if given.kept is None else given.kept
+        beta, reach = beta if given.kept is None else given.kept, _reach_of(given)
+        reach = None if reach is None else reach[int(given.reverse)]
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2, inverse, given.less), scale, of_steps)
+                                      decays, given.q2, given.k2, given.v2, inverse, given.less, reach), scale,
+                                  of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
@@ -259,7 +270,7 @@ def _launcher(given):
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
            given.second, given.heads, given.of_inverse, given.summed, given.less is None,
-           given.kept if given.kept is None else given.kept.dtype, given.blocks)
+           given.kept if given.kept is None else given.kept.dtype, given.blocks, _reach_of(given) is None)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

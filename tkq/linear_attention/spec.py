@@ -73,8 +73,9 @@ class LinearSpec:
     less: with second "pair": another tensor, which is taken off what comes out; with dot it is added.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
-    blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
-        inverse. K of 64 or 128, V above 64.
+    blocks: with delta, and updates or dot, or of segments the outputs, or reversed the states: a chunk is gone through
+        block by block (see `blocks`), and there is no inverse. K of 64 or 128, V above 64.
+    reach: with delta and gates, of segments' states and transfers: which chunks matter is given (see `split.reach`).
     """
 
     dtype: str
@@ -101,6 +102,7 @@ class LinearSpec:
     less: bool = False
     kept: str | None = None
     blocks: bool = False
+    reach: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -143,10 +145,13 @@ class LinearSpec:
 
     def _check_inverse(self):
         if self.blocks:
-            if self.inverse or self.part or not (self.delta and (self.updates if not self.reverse else self.dot)) or (
+            of_whole = self.dot if self.reverse else self.updates
+            fits = of_whole or self.part == ("states" if self.reverse else "outputs")
+            if self.inverse or not (self.delta and fits and (self.writes or self.reverse)) or (
                     self.head_dim not in (GROUP, NARROW) or self.value_dim <= GROUP):
-                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, without "
-                                 f"inverse and part, with head_dim {GROUP} or {NARROW} and value_dim above {GROUP}")
+                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, or of "
+                                 "segments the outputs, or reversed the states, without inverse, with head_dim "
+                                 f"{GROUP} or {NARROW} and value_dim above {GROUP}")
             return
         if self.updates and (self.reverse or not self.inverse):
             raise ValueError("LinearSpec: updates, allowed is with delta and inverse, and not reversed")
@@ -161,6 +166,8 @@ class LinearSpec:
         states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
         if self.part == "transfers" and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
+        if self.reach and (self.writes or not self.delta or self.gate == "none"):
+            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers")
         if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
             raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
                              "packed and pool")

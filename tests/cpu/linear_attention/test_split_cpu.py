@@ -265,11 +265,15 @@ def test_states_have_one_kernel():
 
 
 STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
+OF_BLOCKS = replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", blocks=True)
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
-           "delta states": replace(STATES, delta="fp32", inverse="out"),
-           "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers"),
+           "delta states": replace(STATES, delta="fp32", inverse="out", reach=True),
+           "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers", reach=True),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
+           "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
+           "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, reach=True),
+           "gradients by blocks": replace(OF_BLOCKS, reverse=True, dot=True),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 
 
@@ -277,7 +281,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 # have the most waits.
 @needs_nvdisasm
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "delta outputs", "sums of pairs"))
+@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs"))
 def test_kernels_of_segments(name):
     """No spills; states alone load no queries and store nothing by TMA but inverses."""
     sass.assert_sass(recipe(KERNELS[name]), expectation(KERNELS[name]))

@@ -62,7 +62,7 @@ class DeltaSaved(NamedTuple):
     corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
     any: `Made.dv` and the others of a launch with updates; without inverse that of blocks; or None: all are made
     again. starts, last: where there are segments, the states that they begin with, and the final state (B, HO, K, V),
-    if it is differentiated."""
+    if it is differentiated; reach: where these go by blocks, as `Made` has it."""
 
     q: Tensor
     k: Tensor
@@ -76,6 +76,7 @@ class DeltaSaved(NamedTuple):
     transfers: Tensor | None = None
     starts: Tensor | None = None
     last: Tensor | None = None
+    reach: Tensor | None = None
 
 
 class DeltaNeeds(NamedTuple):
@@ -130,7 +131,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
                               updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers,
-                              blocks=inverse is None), behind.scale)
+                              blocks=inverse is None, reach=saved.reach), behind.scale)
     p = Pass(saved, scale, do, behind, *(None, None) if solved is None else (solved.o, solved.starts))
     need_k = needs.k or need_g
     if needs.q or need_k:
@@ -156,7 +157,7 @@ def _again(saved, scale):
     q, k, v, g, beta, initial, cu, *_ = saved
     made = launch(by_blocks(Given(q, k, v, g, beta, initial, updates=True, cu=cu)), scale)
     return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers,
-                          starts=made.starts)
+                          starts=made.starts, reach=made.reach)
 
 
 def _ends(p, at_end):

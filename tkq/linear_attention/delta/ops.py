@@ -244,7 +244,7 @@ def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqle
     state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
     # a caller may write into the state that it gets
     last = None if made.starts is None or made.state is None else made.state.clone()
-    return made.o, state, made.dv, made.inverse, made.transfers, made.starts, last
+    return made.o, state, made.dv, made.inverse, made.transfers, made.starts, last, made.reach
 
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):

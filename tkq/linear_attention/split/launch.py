@@ -10,7 +10,7 @@ from tkq.linear_attention.blocks.config import wide
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import Sizes, Split, split
-from tkq.linear_attention.split.spec import WIDEST, CombineSpec
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -18,9 +18,10 @@ from tkq.runtime.device import arch
 _launchers: dict = {}  # what decides the kernel -> its function
 
 
-def recipe(spec: CombineSpec) -> Recipe:
-    """The kernel's that combines states."""
-    return Recipe("tkq.linear_attention.split.combine:CombineStates", (spec,))
+def recipe(spec: CombineSpec | ReachSpec) -> Recipe:
+    """The kernel's that combines states, or finds which chunks reach them."""
+    kernel = "reach:Reach" if isinstance(spec, ReachSpec) else "combine:CombineStates"
+    return Recipe(f"tkq.linear_attention.split.{kernel}", (spec,))
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -31,6 +32,8 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
+    if how.segments > 1 and given.beta is not None and not given.reverse and not given.updates:
+        given = by_blocks(given)
     if given.summed:
         how = how._replace(groups=2)
     if how.segments > 1 or given.starts is not None:
@@ -48,7 +51,7 @@ def split_of(given: Given) -> Split:
     lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
     threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
-    if given.blocks:
+    if given.blocks and given.reverse and given.transfers is None:
         return Split(2, 1)
     for of_segments in (given.starts, given.transfers):
         if of_segments is not None:
@@ -59,13 +62,22 @@ def split_of(given: Given) -> Split:
                        True, H,
                        given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
-                       given.beta is not None and given.reverse))
+                       given.beta is not None and given.reverse,
+                       # a backward has what is won more than once; without, it is less than what gates may cost
+                       reach=given.updates and _by_gates(given)))
+
+
+def _by_gates(given):
+    """May gates decide what reaches a segment's end? Of the delta rule's forward by blocks."""
+    return (given.beta is not None and given.g is not None and not given.reverse and given.v.is_cuda
+            and wide(given.q.shape[3], given.v.shape[3]))
 
 
 def by_blocks(given: Given) -> Given:
-    """The delta rule's forward with updates, to go block by block where its sequences and columns are whole."""
-    fits = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])
-    return given._replace(blocks=fits and split_of(given) == Split(2, 1))
+    """The delta rule's forward with updates, to go block by block where its columns are whole, and its sequences, or
+    where gates may decide what reaches a segment's end."""
+    fits, how = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3]), split_of(given)
+    return given._replace(blocks=fits and how.groups == 2 and (how.segments == 1 or _by_gates(given)))
 
 
 def sums_neighbours(given: Given) -> bool:
@@ -84,14 +96,18 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     given = _of(given, how)._replace(segments=how.segments)
     if given.starts is not None:
         return _outputs(given, scale, given.starts)
+    if given.blocks and not given.reverse:
+        given = given._replace(reach=reach_of(given))
     made = engine.launch(states_of(given), scale)
     transfers, inverse = given.transfers, given.inverse
     if made.inverse is not None:
         inverse = made.inverse
         transfers = engine.launch(states_of(given)._replace(part="transfers", inverse=inverse), scale).state
     first, final = combined(given, made.state, made.decays if transfers is None else transfers)
+    inverse = None if given.blocks else inverse
     made = _outputs(given._replace(inverse=inverse), scale, first)
-    return made._replace(state=final, **dict(inverse=inverse, transfers=transfers) if given.updates else {})
+    kept = dict(inverse=inverse, transfers=transfers, reach=given.reach) if given.updates else {}
+    return made._replace(state=final, **kept)
 
 
 def _outputs(given: Given, scale: float, starts: Tensor) -> Made:
@@ -99,12 +115,22 @@ def _outputs(given: Given, scale: float, starts: Tensor) -> Made:
     return engine.launch(given._replace(part="outputs", initial=starts, final=None), scale)._replace(starts=starts)
 
 
+def reach_of(given: Given) -> Tensor:
+    """As `Given` has it, of the delta rule's forward."""
+    k, heads = given.k, max(given.q.shape[2], given.v.shape[2])
+    found = torch.empty(2, len(k) * given.segments, heads, device=k.device, dtype=torch.int32)
+    run(ReachSpec(dtypes.name_of(k.dtype), k.shape[3], dtypes.name_of(given.beta.dtype)), k, given.g, given.beta, found)
+    return found
+
+
 def states_of(given: Given) -> Given:
-    """What makes the states: without all that decides outputs alone."""
+    """What makes the states: without all that decides outputs alone. By blocks a forward's are made by chunks, whose
+    inverses transfers have, too."""
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
-                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None)
+                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None,
+                          blocks=given.blocks and given.reverse)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
@@ -126,10 +152,10 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
     return states if given.state_v_first else states.mT, final
 
 
-def run(spec: CombineSpec, states: Tensor, *rest) -> None:
-    """The kernel that combines states."""
-    key = states.get_device(), spec
+def run(spec: CombineSpec | ReachSpec, first: Tensor, *rest) -> None:
+    """The kernel of these tensors."""
+    key = first.get_device(), spec
     if key not in _launchers:
-        arch.require_hopper(states.device)
+        arch.require_hopper(first.device)
         _launchers[key] = function(recipe(spec))
-    _launchers[key](states, *rest)
+    _launchers[key](first, *rest)

@@ -1,7 +1,9 @@
-"""What was asked for, as far as a kernel that combines states depends on it: the compile key."""
+"""What was asked for, as far as the kernels beside the engine's, of segments, depend on it: the compile keys."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tkq.linear_attention.spec import DTYPES
 
 TRANSFERS = ("none", "heads", "columns", "matrix", "transposed")
 STATES = (None, "fp32", "bf16")
@@ -27,3 +29,18 @@ class CombineSpec:
                                    ("initial", self.initial, STATES), ("final", self.final, STATES)):
             if got not in allowed:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+
+@dataclass(frozen=True)
+class ReachSpec:
+    """How many chunks reach a segment's last state (`reach.Reach`). dtype: of k. head_dim: K. beta: its dtype."""
+
+    dtype: str
+    head_dim: int
+    beta: str
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("beta", self.beta, ("fp32", "bf16")),
+                                   ("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16)))):
+            if got not in allowed:
+                raise ValueError(f"ReachSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
