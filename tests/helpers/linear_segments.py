@@ -1,9 +1,12 @@
 """Linear attention in segments, in plain PyTorch, as `tkq.linear_attention.split` computes it: exactly, in float64, or
 rounded where the kernels round."""
+import math
+
 import torch
 
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.launch import Made
 from tkq.reference.ssd import biased, step_sizes
 
@@ -99,3 +102,25 @@ def factor(given, dtype):
     else:
         g = given.g.to(dtype).expand(B, S, heads)
     return g.sum(1).exp()
+
+
+def reach(k, g, beta, count, nothing):
+    """As `split.reach.Reach` has it, in float64: (2, B * count, HO), and how near to `nothing` the bound is that decides
+    it, of each the smallest distance at any chunk's edge."""
+    (B, S, H, _), HO = k.shape, g.shape[2]
+    chunks = -(-S // CHUNK)
+    each = -(-chunks // count)
+    square = k.double().square().sum(-1).repeat_interleave(HO // H, 2)
+    bound = (g.double() / math.log(2)).clamp(min=LOWEST) + (beta.double() * square - 1).abs().clamp(min=1.0).log2()
+    found = torch.zeros(2, B, count, HO, dtype=torch.int32, device=k.device)
+    near = torch.full(found.shape, math.inf, dtype=torch.float64, device=k.device)
+    for n in range(count):
+        parts = bound[:, n * each * CHUNK:(n + 1) * each * CHUNK].split(CHUNK, 1)
+        parts = [part.sum(1) for part in parts if part.shape[1]]
+        for way, order in enumerate((parts[::-1], parts)):
+            if not parts:
+                continue
+            sums = torch.stack(order).cumsum(0)
+            found[way, :, n] = (sums >= nothing).int().cummin(0).values.sum(0) + 1
+            near[way, :, n] = (sums - nothing).abs().amin(0)
+    return found.flatten(1, 2), near.flatten(1, 2)

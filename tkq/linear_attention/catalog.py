@@ -193,7 +193,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         waits = 1 + 4 * (3 + spec.has_x)  # as many as the source has
         return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse))
+                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse) + 16 * (spec.part == "outputs"))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
