@@ -5,7 +5,7 @@ import math
 import torch
 
 from tests.helpers.linear_launches import launched
-from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.launch import Made
 from tkq.reference.ssd import biased, step_sizes
@@ -105,14 +105,14 @@ def factor(given, dtype):
 
 
 def reach(k, g, beta, count, nothing):
-    """As `split.reach.Reach` has it, in float64: (2, B * count, HO), and how near to `nothing` the bound is that decides
-    it, of each the smallest distance at any chunk's edge."""
+    """As `split.reach.Reach` has it, in float64: (2, B * count, HO), and how near to `nothing` the bounds at edges of
+    chunks are."""
     (B, S, H, _), HO = k.shape, g.shape[2]
     chunks = -(-S // CHUNK)
     each = -(-chunks // count)
     square = k.double().square().sum(-1).repeat_interleave(HO // H, 2)
     bound = (g.double() / math.log(2)).clamp(min=LOWEST) + (beta.double() * square - 1).abs().clamp(min=1.0).log2()
-    found = torch.zeros(2, B, count, HO, dtype=torch.int32, device=k.device)
+    found = torch.full((2, B, count, HO), ALL, dtype=torch.int32, device=k.device)
     near = torch.full(found.shape, math.inf, dtype=torch.float64, device=k.device)
     for n in range(count):
         parts = bound[:, n * each * CHUNK:(n + 1) * each * CHUNK].split(CHUNK, 1)
@@ -122,5 +122,6 @@ def reach(k, g, beta, count, nothing):
                 continue
             sums = torch.stack(order).cumsum(0)
             found[way, :, n] = (sums >= nothing).int().cummin(0).values.sum(0) + 1
+            found[way, :, n].masked_fill_((sums >= nothing).all(0), ALL)
             near[way, :, n] = (sums - nothing).abs().amin(0)
     return found.flatten(1, 2), near.flatten(1, 2)

@@ -168,8 +168,9 @@ def _combined():
         name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
         wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
         yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
-    of_gradients = CombineSpec(128, "transposed", reverse=True)
-    yield Shipped("gated_delta_rule_combined-k128", combine_recipe(of_gradients), Expectation(instructions=("FFMA",)))
+    for name, one in (("", CombineSpec(128, "matrix", reach=True)),
+                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True))):
+        yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))
     yield Shipped("gated_delta_rule_reach-bf16-k128", combine_recipe(ReachSpec("bf16", 128, "fp32")),
                   Expectation(instructions=("LDG.E.128", "FFMA")))
 

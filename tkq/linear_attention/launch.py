@@ -57,9 +57,9 @@ class Given(NamedTuple):
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
     summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
-    `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with, as
-    another launch made them: none are computed, and there are as many segments; or None. reach: (2, B * N, HO) int32, as
-    `split.reach.Reach` makes it, reversed as the forward has; a launch takes that of its way; or None."""
+    `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
+    as another launch made them: none are computed, and there are as many segments; or None. reach: (2, B * N, HO)
+    int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or None."""
 
     q: Tensor
     k: Tensor
@@ -122,8 +122,9 @@ class Made(NamedTuple):
     checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states that
-    segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it, where it was made."""
+    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states
+    that segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it,
+    of a forward where it was made; or None."""
 
     o: Tensor
     state: Tensor | None

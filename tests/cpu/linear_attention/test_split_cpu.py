@@ -224,7 +224,7 @@ def test_three_launches():
     assert states[1][2] is None and states[1][5] is None and states[1][6].shape == (count, 2, 64, 64)
     assert combined[0].shape == (1, count, 2, 64, 64) and combined[1].shape == (1, count, 2)
     assert outputs[1][5].data_ptr() == combined[0].data_ptr() and outputs[1][6] is None
-    (_, (states, matrices, first, last, columns)), (_, outputs) = seen[5:]
+    (_, (states, matrices, first, last, columns, _)), (_, outputs) = seen[5:]
     assert states.shape[3:] == matrices.shape[3:] == (64, 64) and columns == 64
     assert first.data_ptr() == initial.data_ptr() and last.shape == (1, 2, 64, 64)
     assert outputs[1][5].shape[1:] == (2, 64, 64)
@@ -243,7 +243,7 @@ def test_launches_of_the_delta_rule_by_blocks():
         ("states", False, False, None, True), ("transfers", False, False, None, True),
         ("outputs", False, True, None, False), ("states", True, True, None, True), ("outputs", True, True, None, False),
         ("outputs", False, False, "query", False), ("outputs", True, False, "pair", False)]
-    assert specs[0] == ReachSpec("bf16", 128, "fp32") and specs[3] == CombineSpec(128, "matrix")
+    assert specs[0] == ReachSpec("bf16", 128, "fp32") and specs[3] == CombineSpec(128, "matrix", reach=True)
     held = {kernel.recipe for kernel in shipped()}
     assert {r for r, _ in seen if getattr(r.args[0], "second", None) is None} <= held
     found, (_, first) = seen[0][1][3], seen[1]
@@ -264,7 +264,7 @@ def test_what_does_not_reach_leaves_nothing(decay, beta, longer):
         at = slice(None, 64 * count) if reverse else slice(1024 - 64 * count, None)
         part = Given(*(x[:1, at] for x in (q, k, v, g, b)), initial=before[:1], final=torch.float32)
         if reverse:  # from the last token to the first, as a forward
-            part = part._replace(**{name: getattr(part, name).flip(1) for name in "q k v g beta".split()})
+            part = part._replace(**{name: getattr(part, name).flip(1) for name in ("q", "k", "v", "g", "beta")})
         left = launched(part, 1.0).state - launched(part._replace(initial=None), 1.0).state
         assert left.norm() <= 2.0**NOTHING * before[:1].norm()
 

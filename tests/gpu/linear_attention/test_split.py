@@ -14,6 +14,7 @@ from tests.helpers.linear_segments import reach
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention import launch as engine
+from tkq.linear_attention.config import ALL
 from tkq.linear_attention.launch import Given, Steps
 from tkq.linear_attention.split import launch as split_launch
 from tkq.linear_attention.split.launch import in_segments, split_of
@@ -138,7 +139,8 @@ def test_chunks_that_reach_a_segments_end(S, count, longer):
     """Against float64, but where a bound is within rounding; NaN behind the end. With longer keys a state grows."""
     _, k, v, g, beta = of_all_kinds(2, S, 4, 128, 32)
     if longer:
-        k, beta = (1.6 * k.float()).to(k.dtype), torch.full_like(beta, 0.9)
+        lengths = torch.tensor([1.6, 1.3], device="cuda")[:, None]
+        k, beta = (lengths * k.float()).to(k.dtype), torch.full_like(beta, 0.9)
     held = [torch.full((2, S + 70, *x.shape[2:]), math.nan, device="cuda", dtype=x.dtype) for x in (k, g, beta)]
     for x, y in zip(held, (k, g, beta)):
         x[:, :S] = y
@@ -146,20 +148,20 @@ def test_chunks_that_reach_a_segments_end(S, count, longer):
     with poisoned():
         found = split_launch.reach_of(Given(k, k, v, g, beta, segments=count))
     want, near = reach(k, g, beta, count, NOTHING)
-    assert (want > 0).any() and (near > 0.01).float().mean() > 0.9
-    assert torch.equal(found[near > 0.01], want[near > 0.01]) and (found - want).abs().max() <= 1
+    assert (near > 0.01).float().mean() > 0.9
+    assert torch.equal(found[near > 0.01], want[near > 0.01])
     if S == 2000:
-        chunks = torch.tensor([11, 11, 10], device="cuda").repeat(2)[:, None]
-        assert ((want <= chunks) & (want > 0)).any() and (want > chunks).any()
+        assert (want <= 11).any() and (want == ALL).any()
 
 
 def test_segments_by_blocks():
     """The delta rule's forward and dV where gates decide what reaches a segment's end, in the order of the tokens and
-    reversed; heads of all kinds. Of the state behind it nothing is lost."""
-    forward = Given(*of_all_kinds(1, 2000, 4, 128, 128), updates=True, blocks=True)
-    made = check(forward, 3, 0.1, groups=2)
+    reversed; heads of all kinds."""
+    q, k, v, g, beta = of_all_kinds(1, 2000, 4, 128, 128)
+    forward = Given(q, k, v, g, beta, state_of(v, 128), F32, blocks=True)
+    made = check(forward._replace(updates=True), 3, 0.1, groups=2)
     assert made.inverse is None and made.reach is not None
-    given = of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach, blocks=True)
+    given = of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach)
     check(given, 3, 0.1, groups=2)
 
 
@@ -222,7 +224,7 @@ def test_combined_states(transfer, reverse, N, K, V, dtype):
         else:
             s = added + s * (1.0 if decays is None else decays[:, n].double().reshape(2, 3, 1, -1))
     name = {BF16: "bf16", F32: "fp32"}[dtype]
-    split_launch.run(CombineSpec(K, transfer, name, "fp32", reverse), states, decays, initial, final, V)
+    split_launch.run(CombineSpec(K, transfer, name, "fp32", reverse), states, decays, initial, final, V, None)
     torch.testing.assert_close(states[:, :, :, :V].double(), want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(final.double(), s, rtol=1e-5, atol=1e-5)
 
@@ -291,7 +293,7 @@ def test_gradients_of_segments_by_blocks():
         whole = gradients()
     few = [x[:, :, :8 * x.shape[2] // 32].double() for x in (do, q, k, v, g, beta)]
     want = gated_delta_rule_backward(few[0], None, *few[1:], None, 128**-0.5)
-    for name, x, y, exact in zip("q k v g beta".split(), mine, whole, want):
+    for name, x, y, exact in zip(("q", "k", "v", "g", "beta"), mine, whole, want):
         for head in range(exact.shape[2]):  # of its own size each
             error, usual = ((z[:, :, head].double() - exact[:, :, head]).norm() for z in (x, y))
             assert error < (1.5 if name == "g" else 1.2) * usual, (name, head, error, usual)

@@ -42,8 +42,8 @@ class BlockGradients:
         O = scale (e^(G[15] - G) K D + P dO),  dV = (I + M)^-1' beta O,  dU = O - N' dV
         D = e^G[15] D + (e^G dO)' Q - (e^G / scale dV)' K
 
-    and of each token the sum of dU times R, by what was kept; of segments' states without dU. The inverse is an operand in two parts (see
-    `pairs.put_two`)."""
+    and of each token the sum of dU times R, by what was kept; of segments' states without dU. The inverse is an operand
+    in two parts (see `pairs.put_two`)."""
 
     def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
         self.units = units

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 
@@ -75,7 +75,7 @@ class Segmented:
         if self.spec.reach:
             reach = g.reach[n, head]
             if self.transfer:
-                chunks = cutlass.select_(reach > chunks, chunks, 0)
+                chunks = cutlass.select_(reach < ALL, 0, chunks)
             else:
                 reached = cutlass.min(reach, chunks)
                 first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached
@@ -92,7 +92,7 @@ class Segmented:
         if const_expr(self.transfer):
             one = Float32(1.0)
             if const_expr(self.spec.reach):
-                one = cutlass.select_((t.chunks == 0) & (g.reach[t.state, t.head] > 0), Float32(0.0), one)
+                one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)
             view = state.rows_view
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r

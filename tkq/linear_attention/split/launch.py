@@ -47,9 +47,9 @@ def _of(given: Given, how: Split) -> Given:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says; as many segments as a launch had whose transfers, or starts, are given. Packed sequences, whose
-    lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
-    threads are left whole."""
+    """What `plan.split` says; as many segments as a launch had whose transfers, or starts, are given. Packed sequences,
+    whose lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates`
+    has threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
     if given.blocks and given.reverse and given.transfers is None:
         return Split(2, 1)
@@ -146,9 +146,12 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
     if given.beta is not None:
         transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
-                                                    for x in (given.initial, final)), given.reverse)
+                                                    for x in (given.initial, final)), given.reverse,
+                       given.reach is not None)
+    reach = None if given.reach is None else given.reach[int(given.reverse)].view(B, rows // B, -1)
     decays = None if decays is None else decays.view(B, rows // B, *decays.shape[1:])
-    run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V)
+    run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V,
+        reach)
     return states if given.state_v_first else states.mT, final
 
 

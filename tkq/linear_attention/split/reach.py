@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.engine.packed import any_strides
 from tkq.linear_attention.split.spec import ReachSpec
@@ -18,9 +18,9 @@ NOTHING = -160.0  # as a power of 2: of numbers up to 2^10 it leaves 0 in fp32, 
 
 
 class Reach:
-    """reach[way, b * N + n, h], of the n-th of N segments of a sequence, which has c chunks: the last of them that
-    reach the state behind it (way 0), or the first ones that reach, reversed, the state before it (way 1); c + 1 where
-    the state at its other end does, too; 0 where c is 0.
+    """reach[way, b * N + n, h], of the n-th of N segments of a sequence: how many of its last chunks reach the state
+    behind it (way 0), or of its first ones, reversed, the state before it (way 1); `ALL` where the state at its other
+    end does, too.
 
     The delta rule makes of a state S
 
@@ -60,7 +60,7 @@ class Reach:
         first, batch = row % segments * each, row // segments
         chunks = cutlass.max(cutlass.min(each, whole - first), 0)
         found, total = cute.make_rmem_tensor((1,), Int32), cute.make_rmem_tensor((1,), Float32)
-        found[0], total[0] = cutlass.select_(chunks > 0, chunks + 1, 0), Float32(0.0)
+        found[0], total[0] = Int32(ALL), Float32(0.0)
         for i in cutlass.range(cute.ceil_div(chunks, AT_ONCE), unroll=8):
             total[0] = total[0] + self.gate(g, (batch, first * CHUNK + i * THREADS + thread, head),
                                             i * AT_ONCE + thread // CHUNK < chunks)
@@ -71,7 +71,7 @@ class Reach:
         if total[0] < NOTHING:
             total[0] = Float32(0.0)
             for i in cutlass.range(cute.ceil_div(chunks, AT_ONCE), unroll=1):
-                if found[0] > chunks:
+                if found[0] == ALL:
                     mine = i * AT_ONCE + thread // CHUNK
                     chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)
                     token = chunk * CHUNK + thread % CHUNK
@@ -79,7 +79,7 @@ class Reach:
                     for c in cutlass.range_constexpr(AT_ONCE):
                         for part in cutlass.range_constexpr(CHUNK // WARP):
                             total[0] = total[0] + sums[c * (CHUNK // WARP) + part]
-                        if (found[0] > chunks) & (total[0] < NOTHING):
+                        if (found[0] == ALL) & (total[0] < NOTHING):
                             found[0] = i * AT_ONCE + c + 1
         if thread == 0:
             reach[way, row, head] = found[0]

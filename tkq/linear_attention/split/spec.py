@@ -15,13 +15,15 @@ class CombineSpec:
     """head_dim: K. transfer: what a segment makes of a state before it: "none", nothing; "heads", a factor for each
     head; "columns", for each row of K, too; "matrix", the transpose of a matrix of K x K; "transposed", that matrix.
     initial, final: dtypes of the state before the first
-    segment and of that behind the last one, or None. reverse: the last segment is the first."""
+    segment and of that behind the last one, or None. reverse: the last segment is the first. reach: with a matrix, of
+    which segments it is nothing is given (see `reach.Reach`)."""
 
     head_dim: int
     transfer: str = "none"
     initial: str | None = None
     final: str | None = None
     reverse: bool = False
+    reach: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16))),
@@ -29,6 +31,8 @@ class CombineSpec:
                                    ("initial", self.initial, STATES), ("final", self.final, STATES)):
             if got not in allowed:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.reach and self.transfer not in ("matrix", "transposed"):
+            raise ValueError(f"CombineSpec: reach, allowed is with a matrix, and not with transfer {self.transfer!r}")
 
 
 @dataclass(frozen=True)
