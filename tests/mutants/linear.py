@@ -125,9 +125,12 @@ MUTANTS = (
          "chunk = first + mine", REACH),
         ("longer_keys_that_count_for_nothing",
          "found = found + cutlass.select_(longer > 1.0, cute.math.log2(longer), Float32(0.0))", "pass", REACH),
-        ("keys_of_another_head_in_a_bound", "of_key = batch, token, head // (g.shape[2] // k.shape[2])",
-         "of_key = batch, token, head % k.shape[2]", REACH),
-        ("gates_behind_the_end", "if inside and at[1] < g.shape[1]:", "if inside:", REACH)),
+        ("keys_of_another_head_in_a_bound", "of_key = head // (g.shape[2] // k.shape[2])",
+         "of_key = head % k.shape[2]", REACH),
+        ("squares_of_other_tokens", "mine = cutlass.select_(lane // keys == i, cute.arch.shuffle_sync(total, "
+         "lane % keys * lanes), mine)", "mine = cutlass.select_(lane // keys == i, total, mine)", REACH),
+        ("gates_behind_the_end", "return token, (mine < chunks) & (token < tokens)", "return token, mine < chunks",
+         REACH)),
     *family(
         "linear", "tkq/linear_attention/delta/gradients.py",
         ("gates_of_a_segment_alone", "ends = p.behind.scale * (starts[:, 1:] * behind[:, :-1]).sum((-1, -2))",

@@ -13,7 +13,8 @@ from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
 THREADS, WARP, VECTOR = 512, 32, 8
-AT_ONCE = THREADS // CHUNK  # chunks: a thread has one token
+WARPS, AT_ONCE = THREADS // WARP, THREADS // CHUNK  # of a block: warps; chunks, of which a thread has one token
+FAR = 4  # times as many chunks, whose gates are asked for at once
 NOTHING = -160.0  # as a power of 2: of numbers up to 2^10 it leaves 0 in fp32, of any 2^-32
 
 
@@ -30,9 +31,9 @@ class Reach:
     of these bounds over some chunks is below 2^NOTHING, a state before them, however it was made, leaves nothing behind
     them. That it is not finite is lost there, too.
 
-    A block has one way, segment and head: it adds up all gates, and if they alone leave something it is done. Otherwise
-    it goes through eight chunks at a time until the bound is reached, a token a thread. No atomics: the order of each
-    sum is that of the tokens."""
+    A block has one way, segment and head, a thread one token of eight chunks. It adds up gates alone, 32 chunks at a
+    time, until they are below; where they are not, nothing else is. Then it goes through the chunks again, with keys. No
+    atomics: the order of each sum is that of the tokens."""
 
     def __init__(self, spec: ReachSpec):
         self.spec = spec
@@ -54,70 +55,98 @@ class Reach:
     def kernel(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, reach: cute.Tensor):
         head, row, way = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        sums = tk.SharedAllocator().vector(THREADS // WARP)[None, 0]
+        sums = tk.SharedAllocator().vector(FAR * WARPS)[None, 0]
         whole, segments = cute.ceil_div(g.shape[1], CHUNK), reach.shape[1] // g.shape[0]
         each = cute.ceil_div(whole, segments)
         first, batch = row % segments * each, row // segments
         chunks = cutlass.max(cutlass.min(each, whole - first), 0)
         found, total = cute.make_rmem_tensor((1,), Int32), cute.make_rmem_tensor((1,), Float32)
+
+        of_segment = way, first, chunks, g.shape[1]
         found[0], total[0] = Int32(ALL), Float32(0.0)
-        for i in cutlass.range(cute.ceil_div(chunks, AT_ONCE), unroll=8):
-            total[0] = total[0] + self.gate(g, (batch, first * CHUNK + i * THREADS + thread, head),
-                                            i * AT_ONCE + thread // CHUNK < chunks)
-        self.share(sums, thread, total[0])
-        total[0] = Float32(0.0)
-        for i in cutlass.range_constexpr(THREADS // WARP):
-            total[0] = total[0] + sums[i]
-        if total[0] < NOTHING:
-            total[0] = Float32(0.0)
+        for i in cutlass.range(cute.ceil_div(chunks, FAR * AT_ONCE), unroll=1):
+            if found[0] == ALL:
+                tk.sync_block()
+                for part in cutlass.range_constexpr(FAR):
+                    token, there = self.token(of_segment, i * FAR + part, thread)
+                    self.share(sums, part * WARPS, thread, self.gate(g, (batch, token, head), there))
+                tk.sync_block()
+                self.add_up(sums, i * FAR * AT_ONCE, FAR * AT_ONCE, found, total)
+        if found[0] < ALL:
+            found[0], total[0] = Int32(ALL), Float32(0.0)
             for i in cutlass.range(cute.ceil_div(chunks, AT_ONCE), unroll=1):
                 if found[0] == ALL:
-                    mine = i * AT_ONCE + thread // CHUNK
-                    chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)
-                    token = chunk * CHUNK + thread % CHUNK
-                    self.share(sums, thread, self.bound(k, g, beta, (batch, token, head), mine < chunks))
-                    for c in cutlass.range_constexpr(AT_ONCE):
-                        for part in cutlass.range_constexpr(CHUNK // WARP):
-                            total[0] = total[0] + sums[c * (CHUNK // WARP) + part]
-                        if (found[0] == ALL) & (total[0] < NOTHING):
-                            found[0] = i * AT_ONCE + c + 1
+                    token, there = self.token(of_segment, i, thread)
+                    tk.sync_block()
+                    self.share(sums, 0, thread, self.bound(k, g, beta, (batch, token, head), there))
+                    tk.sync_block()
+                    self.add_up(sums, i * AT_ONCE, AT_ONCE, found, total)
         if thread == 0:
             reach[way, row, head] = found[0]
 
+    def token(self, of_segment, i, thread):
+        """(a thread's token of the i-th eight chunks, from the end that is reached on, whether there is one). of_segment:
+        the way, the first chunk, how many there are, the sequence's tokens."""
+        way, first, chunks, tokens = of_segment
+        mine = i * AT_ONCE + thread // CHUNK
+        chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)
+        token = chunk * CHUNK + thread % CHUNK
+        return token, (mine < chunks) & (token < tokens)
+
+    def add_up(self, sums: cute.Tensor, before, count, found: cute.Tensor, total: cute.Tensor):
+        """total of so many chunks more, and found: with which of them it is below. before: chunks before them."""
+        for c in range(count):
+            for part in range(CHUNK // WARP):
+                total[0] = total[0] + sums[c * (CHUNK // WARP) + part]
+            below = (found[0] == ALL) & (total[0] < NOTHING)
+            found[0] = cutlass.select_(below, before + c + 1, found[0])
+
     @cute.jit
-    def gate(self, g: cute.Tensor, at, inside):
+    def gate(self, g: cute.Tensor, at, there):
         """A token's decay, as a power of 2, as the engine has it; 0 where there is none."""
         found = Float32(0.0)
-        if inside and at[1] < g.shape[1]:
+        if there:
             gate = g[at] * tk.LOG2E
             found = cutlass.select_(gate < LOWEST, Float32(LOWEST), gate)
         return found
 
     @cute.jit
-    def bound(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, at, inside):
+    def bound(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, at, there):
         """Likewise, of what a token makes of a state."""
-        found = self.gate(g, at, inside)
         batch, token, head = at
-        if inside and token < g.shape[1]:
-            square = cute.make_rmem_tensor((1,), Float32)
-            square[0] = Float32(0.0)
-            of_key = batch, token, head // (g.shape[2] // k.shape[2])
-            for column in cutlass.range_constexpr(0, self.spec.head_dim, VECTOR):
-                for x in vectors.wide(vectors.load(vectors.run_at(k, (*of_key, column), VECTOR))):
-                    square[0] = cute.math.fma(x, x, square[0])
-            longer = square[0] * Float32(beta[at])
+        of_key = head // (g.shape[2] // k.shape[2])
+        square = self.squares(k, (batch, token - tk.lane_id(), of_key))
+        found = self.gate(g, at, there)
+        if there:
+            longer = square * Float32(beta[at])
             longer = cutlass.select_(longer < 0.0, 1.0 - longer, longer - 1.0)
             found = found + cutlass.select_(longer > 1.0, cute.math.log2(longer), Float32(0.0))
         return found
 
+    def squares(self, k: cute.Tensor, at):
+        """The sum of a key's squares, of a lane's token; of a token that is not there anything. at: (batch, the warp's
+        first token, head). Neighbouring lanes have a key, so that each access is of whole rows."""
+        (batch, first, head), lane, lanes = at, tk.lane_id(), self.spec.head_dim // VECTOR
+        keys, last, mine = WARP // lanes, k.shape[1] - 1, Float32(0.0)
+        held = []
+        for i in range(0, WARP, keys):
+            token = cutlass.max(cutlass.min(first + (i + lane // lanes), last), 0)
+            held.append(vectors.load(vectors.run_at(k, (batch, token, head, lane % lanes * VECTOR), VECTOR)))
+        for i, of_key in enumerate(held):
+            total = Float32(0.0)
+            for x in vectors.wide(of_key):
+                total = cute.math.fma(x, x, total)
+            for bit in range(lanes.bit_length() - 1):
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << bit)
+            mine = cutlass.select_(lane // keys == i, cute.arch.shuffle_sync(total, lane % keys * lanes), mine)
+        return mine
+
     @cute.jit
-    def share(self, sums: cute.Tensor, thread, x):
-        """sums[i] = the sum over the i-th warp, for all threads, once all are through with those before."""
+    def share(self, sums: cute.Tensor, at, thread, x):
+        """sums[at + i] = the sum over the i-th warp."""
         total = cute.make_rmem_tensor((1,), Float32)
         total[0] = x
         for i in cutlass.range_constexpr(WARP.bit_length() - 1):
             total[0] = total[0] + cute.arch.shuffle_sync_bfly(total[0], offset=1 << i)
-        tk.sync_block()
         if thread % WARP == 0:
-            sums[thread // WARP] = total[0]
-        tk.sync_block()
+            sums[at + thread // WARP] = total[0]

@@ -37,7 +37,8 @@ class CombineSpec:
 
 @dataclass(frozen=True)
 class ReachSpec:
-    """How many chunks reach a segment's last state (`reach.Reach`). dtype: of k. head_dim: K. beta: its dtype."""
+    """How many chunks reach a segment's last state (`reach.Reach`). dtype: of k. head_dim: K, whose
+    vectors are those of 8 or 16 lanes. beta: its dtype."""
 
     dtype: str
     head_dim: int
@@ -45,6 +46,6 @@ class ReachSpec:
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("beta", self.beta, ("fp32", "bf16")),
-                                   ("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16)))):
+                                   ("head_dim", self.head_dim, (64, 128))):
             if got not in allowed:
                 raise ValueError(f"ReachSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
