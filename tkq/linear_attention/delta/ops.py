@@ -86,7 +86,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
         float32, which the next call takes as initial_state; with state_indices it is initial_state itself. NaN and
-        infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences.
+        infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences, nor
+        those that decays have left nothing for, where a sequence is cut (docs/linear_attention.md).
         With checkpoint_every last of all the checkpoints of ``linear_attn``.
 
     Raises:

@@ -76,8 +76,10 @@ def _by_gates(given):
 def by_blocks(given: Given) -> Given:
     """The delta rule's forward with updates, to go block by block where its columns are whole, and its sequences, or
     where gates may decide what reaches a segment's end."""
-    fits, how = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3]), split_of(given)
-    return given._replace(blocks=fits and how.groups == 2 and (how.segments == 1 or _by_gates(given)))
+    if not (given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])):
+        return given._replace(blocks=False)
+    how = split_of(given)
+    return given._replace(blocks=how.groups == 2 and (how.segments == 1 or _by_gates(given)))
 
 
 def sums_neighbours(given: Given) -> bool:

@@ -32,8 +32,8 @@ class Reach:
     them. That it is not finite is lost there, too.
 
     A block has one way, segment and head, a thread one token of eight chunks. It adds up gates alone, 32 chunks at a
-    time, until they are below; where they are not, nothing else is. Then it goes through the chunks again, with keys. No
-    atomics: the order of each sum is that of the tokens."""
+    time, until they are below; where they never are, it is done. Then it goes through the chunks again, with keys. The
+    order of each sum is that of the tokens."""
 
     def __init__(self, spec: ReachSpec):
         self.spec = spec
@@ -85,8 +85,8 @@ class Reach:
             reach[way, row, head] = found[0]
 
     def token(self, of_segment, i, thread):
-        """(a thread's token of the i-th eight chunks, from the end that is reached on, whether there is one). of_segment:
-        the way, the first chunk, how many there are, the sequence's tokens."""
+        """(a thread's token of the i-th eight chunks, from the end that is reached on; whether there is one).
+        of_segment: the way, the first chunk, how many there are, the sequence's tokens."""
         way, first, chunks, tokens = of_segment
         mine = i * AT_ONCE + thread // CHUNK
         chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)
