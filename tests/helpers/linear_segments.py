@@ -72,7 +72,8 @@ def from_starts(given, scale) -> Made:
 
 
 def adds(given, scale):
-    """What a segment adds to a state."""
+    """What a segment adds to a state. The delta rule's forward makes it by chunks."""
+    given = given._replace(blocks=given.blocks and given.reverse)
     return launched(given._replace(initial=None, final=torch.float32), scale).state
 
 
@@ -84,6 +85,7 @@ def becomes(given, scale, state):
     B, HV, K, _ = state.shape
     unit = torch.eye(K, dtype=state.dtype, device=state.device).expand(B, HV, K, K)
     nothing = given.v.new_zeros(*given.v.shape[:3], K)
+    given = given._replace(blocks=given.blocks and given.reverse)
     transfer = launched(given._replace(v=nothing, initial=unit, final=torch.float32, updates=False, x=None),
                         scale).state
     return transfer @ state
