@@ -57,7 +57,7 @@ def in_segments(given, scale, count) -> Made:
 
 
 def from_starts(given, scale) -> Made:
-    """Of a given with starts, which are those of its segments: their outputs."""
+    """Of a given with starts, which are those of its segments: their outputs, and the states behind them."""
     count = len(given.starts) // len(given.q)
     starts = given.starts.unflatten(0, (-1, count)).unbind(1)
     made = [launched(part._replace(initial=start, starts=None), scale) for part, start in
@@ -68,7 +68,8 @@ def from_starts(given, scale) -> Made:
         found = [getattr(one, name) for one in whole]
         return None if found[0] is None else torch.cat(found, 1)
 
-    return Made(joined("o"), None, joined("dots"), joined("dv"), starts=given.starts)
+    state = None if given.final is None else torch.stack([one.state for one in whole], 1).flatten(0, 1)
+    return Made(joined("o"), state, joined("dots"), joined("dv"), starts=given.starts)
 
 
 def adds(given, scale):

@@ -133,10 +133,10 @@ MUTANTS = (
          REACH)),
     *family(
         "linear", "tkq/linear_attention/delta/gradients.py",
-        ("gates_of_a_segment_alone", "ends = p.behind.scale * (starts[:, 1:] * behind[:, :-1]).sum((-1, -2))",
-         "ends = 0.0 * (starts[:, 1:] * behind[:, :-1]).sum((-1, -2))", BY_BLOCKS_BACK),
-        ("sums_of_the_states_before", "ends = p.behind.scale * (starts[:, 1:] * behind[:, :-1]).sum((-1, -2))",
-         "ends = p.behind.scale * (starts[:, :-1] * behind[:, :-1]).sum((-1, -2))", BY_BLOCKS_BACK)),
+        ("gates_of_a_segment_alone", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
+         "ends = 0.0 * (before.state * p.starts.mT).sum((-1, -2))", BY_BLOCKS_BACK),
+        ("sums_of_the_states_before", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
+         "ends = behind.scale * (saved.starts * p.starts).sum((-1, -2))", BY_BLOCKS_BACK)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",

@@ -58,8 +58,9 @@ class Given(NamedTuple):
     summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
-    as another launch made them: none are computed, and there are as many segments; or None. reach: (2, B * N, HO)
-    int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or None."""
+    as another launch made them: none are computed, there are as many segments, and final states are those behind each;
+    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or
+    None."""
 
     q: Tensor
     k: Tensor
@@ -174,7 +175,7 @@ def start(given: Given, scale: float) -> tuple:
     x = x if writes and given.second != "pair" else None
     dots = diagonal = of_skip = decays = None
     if writes:
-        state = initial if given.state_indices is not None else final_state(given, heads)
+        state = initial if given.state_indices is not None else final_state(given, heads, given.segments)
     else:
         state, decays = _of_segments(given, heads)
     if writes and given.dot:
@@ -236,14 +237,16 @@ def _checkpoints(given, heads):
     return found.mT if v_first else found
 
 
-def final_state(given, heads):
-    """Room for the final states; None where they are not asked for."""
+def final_state(given, heads, segments=1):
+    """Room for the final states, or those behind segments; None where they are not asked for."""
     if given.final is None:
         return None
-    if given.state_v_first:
-        count = given.q.shape[0] if given.cu is None else given.cu.shape[0] - 1
-        return torch.empty(count, heads, given.v.shape[3], given.q.shape[3], device=given.v.device, dtype=given.final)
-    return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
+    count = given.q.shape[0] * segments if given.cu is None else given.cu.shape[0] - 1
+    sizes = given.q.shape[3], given.v.shape[3]
+    v_first = given.v_first or given.state_v_first
+    found = torch.empty(count, heads, *(reversed(sizes) if v_first else sizes), device=given.v.device,
+                        dtype=given.final)
+    return found.mT if v_first and not given.state_v_first else found
 
 
 def _of_segments(given, heads):

@@ -64,7 +64,7 @@ class LinearSpec:
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
         what becomes of one by it, without outputs; "transfers", the latter with the delta rule; "outputs", with the
-        state that each begins with; None: no segments.
+        state that each begins with, and, with final, that behind each; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
         128 at most, without delta, strict, others and ssd. With dot pairs of a chunk are used both ways, by the launch
         with a second query: that with a second key and value sees other chunks alone (see `engine.both_ways`).
@@ -163,14 +163,14 @@ class LinearSpec:
                              "where there are outputs; otherwise 'in' of segments' transfers and outputs alone")
 
     def _check_part(self):
-        states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
+        states = [("fp32", None), ("fp32", "fp32")] if self.part == "outputs" else [(None, "fp32")]
         if self.part == "transfers" and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
         if self.reach and (self.writes or not self.delta or self.gate == "none"):
             raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers")
-        if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
-            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
-                             "packed and pool")
+        if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
+            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final "
+                             f"{' or '.join(map(str, states))} and without packed and pool")
 
     def _check_second(self):
         others = self.delta or self.strict or self.others or self.ssd or self.head_dim > NARROW

@@ -150,7 +150,7 @@ def segmented(count):
 def kept_by(given, scale, count, final):
     """What a forward in so many segments keeps."""
     made = in_segments(Given(*given[:6], torch.float32 if final else None, updates=True), scale, count)
-    return DeltaSaved(*given, None, made.dv, made.inverse, given[0].new_zeros(2 * count), made.starts, made.state)
+    return DeltaSaved(*given, None, made.dv, made.inverse, given[0].new_zeros(2 * count), made.starts)
 
 
 @pytest.mark.parametrize("S, count", [(256, 2), (300, 3), (130, 2)])
@@ -176,7 +176,7 @@ def test_states_of_segments_are_made_once(monkeypatch, S, count, of_state):
 @pytest.mark.parametrize("decay, keys, beta", [(0.1, "random", None), (0.0, "random", None), (0.0, "identical", 1.0),
                                                (0.02, "correlated", 2.0)])
 def test_gradients_in_segments_are_as_exact(monkeypatch, decay, keys, beta):
-    """Rounded as the kernels round: beside those of whole sequences; gates have sums of states of 16 bits, too."""
+    """Rounded as the kernels round: beside those of whole sequences."""
     given, scale, count = make(768, 64, 64, decay, keys, beta, states=False), 0.125, 4
     given = *(x.to(torch.bfloat16) for x in given[:3]), *(x.float() for x in given[3:5]), None
     do = torch.randn_like(given[2])
@@ -188,4 +188,4 @@ def test_gradients_in_segments_are_as_exact(monkeypatch, decay, keys, beta):
     for name, x, y, exact in zip(DeltaSaved._fields, mine, whole, want):
         if exact is not None:
             error, usual = ((z.double() - exact).norm() / exact.norm() for z in (x, y))
-            assert error < (1.4 if name == "g" else 1.05) * usual, (name, error, usual)
+            assert error < (1.25 if name == "g" else 1.05) * usual, (name, error, usual)

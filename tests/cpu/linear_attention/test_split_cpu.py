@@ -346,7 +346,7 @@ def test_one_group_has_room(K, V, delta):
 @pytest.mark.parametrize("given", [dict(part="outputs"), dict(part="states"), dict(part="all"),
                                    dict(part="states", final="fp32", packed="int32"),
                                    dict(part="states", final="bf16"), dict(part="transfers", final="fp32"),
-                                   dict(part="outputs", initial="fp32", final="fp32")])
+                                   dict(part="outputs", initial="fp32", final="bf16")])
 def test_what_a_spec_refuses(given):
     with pytest.raises(ValueError, match="LinearSpec: part"):
         LinearSpec("bf16", 64, 64, **given)

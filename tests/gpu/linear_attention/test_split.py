@@ -296,7 +296,7 @@ def test_gradients_of_segments_by_blocks():
     for name, x, y, exact in zip(("q", "k", "v", "g", "beta"), mine, whole, want):
         for head in range(exact.shape[2]):  # of its own size each
             error, usual = ((z[:, :, head].double() - exact[:, :, head]).norm() for z in (x, y))
-            assert error < (1.5 if name == "g" else 1.2) * usual, (name, head, error, usual)
+            assert error < 1.3 * usual, (name, head, error, usual)
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -318,4 +318,4 @@ def test_gradients_through_segments(delta):
         theirs = gradients()
     assert not all(map(torch.equal, mine, theirs))  # they are made in another way
     for x, y in zip(mine, theirs):
-        assert (x.float() - y.float()).norm() <= 8e-3 * y.float().norm() + 1e-6
+        assert (x.float() - y.float()).norm() <= 6e-3 * y.float().norm() + 1e-6

@@ -61,8 +61,8 @@ class DeltaSaved(NamedTuple):
     """What the gradients need of a forward. cu: where packed sequences begin and end. updates, inverse, transfers:
     corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
     any: `Made.dv` and the others of a launch with updates; without inverse that of blocks; or None: all are made
-    again. starts, last: where there are segments, the states that they begin with, and the final state (B, HO, K, V),
-    if it is differentiated; reach: where these go by blocks, as `Made` has it."""
+    again. starts: where there are segments, the states that they begin with; reach: where these go by blocks, as `Made`
+    has it."""
 
     q: Tensor
     k: Tensor
@@ -75,7 +75,6 @@ class DeltaSaved(NamedTuple):
     inverse: Tensor | None = None
     transfers: Tensor | None = None
     starts: Tensor | None = None
-    last: Tensor | None = None
     reach: Tensor | None = None
 
 
@@ -135,18 +134,18 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     p = Pass(saved, scale, do, behind, *(None, None) if solved is None else (solved.o, solved.starts))
     need_k = needs.k or need_g
     if needs.q or need_k:
-        before = _before(p, need_k, need_g, need_g and dfinal is not None and saved.last is None)
+        before = _before(p, need_k, need_g, need_g and (dfinal is not None or saved.starts is not None))
         dq = over_shared(before.o, q) if needs.q else None
     if need_k:
         behind_it = _behind(p, need_g, before.dv)
         dk = over_shared(behind_it.o, k) if needs.k else None
     if need_g:
-        last = saved.last if before.state is None else before.state.mT
-        at_end = None if dfinal is None else (last * dfinal).sum((-1, -2))
-        if p.starts is None or saved.starts is None:
+        if saved.starts is None:
+            at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
             dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
-        else:
-            dg = of_gates_in_segments(before.dots, behind_it.dots, _ends(p, at_end))
+        else:  # the state behind each segment times its gradient
+            ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))
+            dg = of_gates_in_segments(before.dots, behind_it.dots, ends.unflatten(0, (len(q), -1)))
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           solved.dots.to(beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
@@ -160,26 +159,17 @@ def _again(saved, scale):
                           starts=made.starts, reach=made.reach)
 
 
-def _ends(p, at_end):
-    """(B, N, HO), what is differentiated behind each segment by the gates before: the sum of the state there times its
-    gradient; behind the last one at_end (B, HO), or nothing."""
-    B = p.do.shape[0]
-    starts, behind = (x.unflatten(0, (B, -1)) for x in (p.saved.starts, p.starts))
-    ends = p.behind.scale * (starts[:, 1:] * behind[:, :-1]).sum((-1, -2))
-    return torch.cat((ends, (torch.zeros_like(ends[:, 0]) if at_end is None else at_end)[:, None]), 1)
-
-
 def _before(p, with_w, with_dots, with_final):
-    """What keys before a token give: dq and, with_w, w; with the final state, made again of u as it is here. With_dots
+    """What keys before a token give: dq and, with_w, w; with the final state, or those behind segments, made again of u
+    as it is here. With_dots
     less w, with what the chunk's queries and keys from a token on give, in the place of w, and sums of q dq, less k
     times both."""
     q, k, _, g, beta, initial, cu, kept, *_ = p.saved
-    starts = None if with_final else p.saved.starts
 
     def given(part):
         return Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-                     q2=p.dv[..., part] if with_w else None, starts=turned_part(starts, part))
+                     q2=p.dv[..., part] if with_w else None, starts=turned_part(p.saved.starts, part))
 
     first, *_ = parts_of(kept.shape[3])
     summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up

@@ -243,9 +243,7 @@ def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqle
     made = launch(by_blocks(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None,
                                   updates=True, cu=cu_seqlens, v_first=state_v_first)), _scale(scale, q))
     state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
-    # a caller may write into the state that it gets
-    last = None if made.starts is None or made.state is None else made.state.clone()
-    return made.o, state, made.dv, made.inverse, made.transfers, made.starts, last, made.reach
+    return made.o, state, made.dv, made.inverse, made.transfers, made.starts, made.reach
 
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):

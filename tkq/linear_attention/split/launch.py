@@ -97,7 +97,7 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     there but for the order in which it was summed."""
     given = _of(given, how)._replace(segments=how.segments)
     if given.starts is not None:
-        return _outputs(given, scale, given.starts)
+        return _outputs(given, scale, given.starts, given.final)
     if given.blocks and not given.reverse:
         given = given._replace(reach=reach_of(given))
     made = engine.launch(states_of(given), scale)
@@ -112,9 +112,9 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     return made._replace(state=final, **kept)
 
 
-def _outputs(given: Given, scale: float, starts: Tensor) -> Made:
-    """Of segments that begin with these states."""
-    return engine.launch(given._replace(part="outputs", initial=starts, final=None), scale)._replace(starts=starts)
+def _outputs(given: Given, scale: float, starts: Tensor, final: torch.dtype | None = None) -> Made:
+    """Of segments that begin with these states, with those behind them where these have a dtype."""
+    return engine.launch(given._replace(part="outputs", initial=starts, final=final), scale)._replace(starts=starts)
 
 
 def reach_of(given: Given) -> Tensor:
