@@ -51,7 +51,7 @@ PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-310-without1]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name in (
-    "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks",
+    "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
 MUTANTS = (
@@ -96,6 +96,10 @@ MUTANTS = (
         ("a_transfer_from_zeros", "view[r, j] = one", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("transfers_of_what_leaves_nothing",
          "one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)", "pass", BY_BLOCKS_BACK),
+        ("halves_that_the_other_alone_decides",
+         "nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)",
+         "nothing = (n % 2 == int(self.spec.reverse)) & (g.reach[n ^ 1, head] == ALL)",
+         (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)),
         ("the_first_chunks_of_a_segment_alone",
          "first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached", "chunks = reached",
          BY_BLOCKS),

@@ -143,17 +143,18 @@ def _segments():
     plain = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
     ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
                      part="states")
-    delta = replace(plain, delta="fp32", inverse="out", reach=True)
+    delta = replace(plain, delta="fp32", inverse="out", reach=True, halves=True)
     back = replace(delta, inverse=None, reverse=True, blocks=True)
-    yield "gated_delta_rule_transfers-bf16-k128-v128-token", replace(delta, part="transfers", inverse="in")
+    yield "gated_delta_rule_transfers-bf16-k128-v128-token", replace(delta, part="transfers", inverse="in",
+                                                                     halves=False)
     yield "gated_delta_rule_du_states-bf16-k128-v128-token", back
     yield "gated_delta_rule_du_outputs-bf16-k128-v128-token", replace(
-        back, initial="fp32", final=None, part="outputs", dot=True, reach=False)
+        back, initial="fp32", final=None, part="outputs", dot=True, reach=False, halves=False)
     for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
                        ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", delta), ("mamba2_ssd", ssd)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
         outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=None, blocks=bool(spec.delta),
-                          reach=False)
+                          reach=False, halves=False)
         yield f"{name}_states{end}", spec
         if spec.delta:
             yield f"{name}_outputs_updates{end}", replace(outputs, updates=True)

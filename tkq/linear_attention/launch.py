@@ -60,7 +60,7 @@ class Given(NamedTuple):
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
     or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or
-    None."""
+    None. halves: reach and transfers are those of each half of a segment."""
 
     q: Tensor
     k: Tensor
@@ -91,6 +91,7 @@ class Given(NamedTuple):
     transfers: Tensor | None = None
     starts: Tensor | None = None
     reach: Tensor | None = None
+    halves: bool = False
     summed: bool = False
     less: Tensor | None = None
     kept: Tensor | None = None
@@ -153,12 +154,17 @@ def spec_of(given: Given) -> LinearSpec:
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
                       None if given.checkpoint_every is None else "fp32", given.part, given.second,
                       given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks,
-                      _reach_of(given) is not None)
+                      _reach_of(given) is not None, _halves(given))
 
 
 def _reach_of(given):
     """What a launch takes of it: outputs none."""
     return given.reach if given.part in ("states", "transfers") else None
+
+
+def _halves(given):
+    """Does a launch make states of halves?"""
+    return given.halves and given.part == "states"
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -274,7 +280,8 @@ def _launcher(given):
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
            given.second, given.heads, given.of_inverse, given.summed, given.less is None,
-           given.kept if given.kept is None else given.kept.dtype, given.blocks, _reach_of(given) is None)
+           given.kept if given.kept is None else given.kept.dtype, given.blocks, _reach_of(given) is None,
+           _halves(given))
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

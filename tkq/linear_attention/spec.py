@@ -76,6 +76,7 @@ class LinearSpec:
     blocks: with delta, and updates or dot, or of segments the outputs, or reversed the states: a chunk is gone through
         block by block (see `blocks`), and there is no inverse. K of 64 or 128, V above 64.
     reach: with delta and gates, of segments' states and transfers: which chunks matter is given (see `split.reach`).
+    halves: with reach, of states: segments are halves, two neighbours one of those whose states are needed.
     """
 
     dtype: str
@@ -103,6 +104,7 @@ class LinearSpec:
     kept: str | None = None
     blocks: bool = False
     reach: bool = False
+    halves: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -168,6 +170,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
         if self.reach and (self.writes or not self.delta or self.gate == "none"):
             raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers")
+        if self.halves and not (self.reach and self.part == "states"):
+            raise ValueError("LinearSpec: halves, allowed is with reach, of segments' states")
         if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
             raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final "
                              f"{' or '.join(map(str, states))} and without packed and pool")

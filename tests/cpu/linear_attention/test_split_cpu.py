@@ -233,8 +233,8 @@ def test_three_launches():
 def test_launches_of_the_delta_rule_by_blocks():
     """Training: the forward's states and those of dV are made once, of the chunks that reach; what is launched is what
     the catalog has, but for dq and dk."""
-    q, k, v = (x.requires_grad_() for x in operands(32, 2048, 128, 128))
-    g, beta = -torch.ones(1, 2048, 32), torch.ones(1, 2048, 32, requires_grad=True)
+    q, k, v = (x.requires_grad_() for x in operands(32, 4096, 128, 128))
+    g, beta = -torch.ones(1, 4096, 32), torch.ones(1, 4096, 32, requires_grad=True)
     with fake_gpu.launches() as seen:
         tkq.gated_delta_rule(q, k, v, g.requires_grad_(), beta).backward(torch.zeros_like(v))
     specs = [r.args[0] for r, _ in seen]
@@ -248,9 +248,10 @@ def test_launches_of_the_delta_rule_by_blocks():
     assert {r for r, _ in seen if getattr(r.args[0], "second", None) is None} <= held
     found, (_, first) = seen[0][1][3], seen[1]
     assert found.shape[0] == 2 and torch.equal(first[1][-1], found[0])
-    starts, back = seen[3][1][0], seen[6][1][0]  # what was combined
-    for (_, args), of in ((seen[8], starts), (seen[9], back)):
-        assert args[1][5].data_ptr() == of.data_ptr()
+    starts, back = seen[3][1][0], seen[6][1][0]  # what was combined, of halves
+    for (_, args), of in ((seen[8], starts[0, 0]), (seen[9], back[0, 1])):
+        assert args[1][5].data_ptr() == of.data_ptr() and len(args[1][5]) == 4
+    assert starts.shape[1] == back.shape[1] == found.shape[1] == 8
 
 
 @pytest.mark.parametrize("decay, beta, longer", [(1.0, None, 1.0), (1.0, 0.9, 1.6), (5.0, 2.0, 1.0)])
@@ -305,14 +306,15 @@ def test_states_have_one_kernel():
 
 
 STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
+HALVES = dict(reach=True, halves=True)
 OF_BLOCKS = replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", blocks=True)
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
-           "delta states": replace(STATES, delta="fp32", inverse="out", reach=True),
+           "delta states": replace(STATES, delta="fp32", inverse="out", **HALVES),
            "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers", reach=True),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
            "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
-           "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, reach=True),
+           "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, **HALVES),
            "gradients by blocks": replace(OF_BLOCKS, reverse=True, dot=True),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 

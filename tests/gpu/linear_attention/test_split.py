@@ -154,15 +154,16 @@ def test_chunks_that_reach_a_segments_end(S, count, longer):
         assert (want <= 11).any() and (want == ALL).any()
 
 
-def test_segments_by_blocks():
+@pytest.mark.parametrize("count", [3, 2])
+def test_segments_by_blocks(count):
     """The delta rule's forward and dV where gates decide what reaches a segment's end, in the order of the tokens and
-    reversed; heads of all kinds."""
+    reversed; heads of all kinds, segments of 11 chunks and of twice 8."""
     q, k, v, g, beta = of_all_kinds(1, 2000, 4, 128, 128)
     forward = Given(q, k, v, g, beta, state_of(v, 128), F32, blocks=True)
-    made = check(forward._replace(updates=True), 3, 0.1, groups=2)
-    assert made.inverse is None and made.reach is not None
-    given = of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach)
-    check(given, 3, 0.1, groups=2)
+    made = check(forward._replace(updates=True), count, 0.1, groups=2)
+    assert made.inverse is None and made.reach.shape[1] == len(made.transfers) == (4 if count == 2 else 3)
+    check(of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach,
+                                               halves=count == 2), count, 0.1, groups=2)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -276,8 +277,8 @@ def test_the_op_plans_it(delta):
 
 
 def test_gradients_of_segments_by_blocks():
-    """Of 32 heads the first eight beside float64; the same bits again."""
-    q, k, v, g, beta = of_all_kinds(1, 2048, 32, 128, 128)
+    """Of 32 heads the first eight beside float64; the same bits again. Segments of twice 8 chunks."""
+    q, k, v, g, beta = of_all_kinds(1, 4096, 32, 128, 128)
     do = torch.randn_like(v)
 
     def gradients():

@@ -130,7 +130,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
                               updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers,
-                              blocks=inverse is None, reach=saved.reach), behind.scale)
+                              blocks=inverse is None, reach=saved.reach, halves=_in_halves(saved)), behind.scale)
     p = Pass(saved, scale, do, behind, *(None, None) if solved is None else (solved.o, solved.starts))
     need_k = needs.k or need_g
     if needs.q or need_k:
@@ -149,6 +149,11 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           solved.dots.to(beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
+
+
+def _in_halves(saved):
+    """Were states made of halves of segments?"""
+    return saved.reach is not None and len(saved.transfers) > len(saved.starts)
 
 
 def _again(saved, scale):

@@ -77,9 +77,16 @@ class Segmented:
             if self.transfer:
                 chunks = cutlass.select_(reach < ALL, 0, chunks)
             else:
-                reached = cutlass.min(reach, chunks)
+                reached = cutlass.min(self.of_half(g, n, head, reach), chunks)
                 first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached
         return n // g.segments, first, chunks
+
+    def of_half(self, g, n, head, reach):
+        """0 for the half of a segment that is gone through first where neither leaves anything of a state."""
+        if not self.spec.halves:
+            return reach
+        nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)
+        return cutlass.select_(nothing, 0, reach)
 
     def chunk_of_values(self, g, chunk):
         """Where a chunk's values are read."""

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from tkq.linear_attention import launch as engine
 from tkq.linear_attention.blocks.config import wide
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import GROUP
-from tkq.linear_attention.split.plan import Sizes, Split, split
+from tkq.linear_attention.split.plan import MOST, SHORTEST, Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -53,9 +54,10 @@ def split_of(given: Given) -> Split:
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
     if given.blocks and given.reverse and given.transfers is None:
         return Split(2, 1)
-    for of_segments in (given.starts, given.transfers):
-        if of_segments is not None:
-            return Split(2, len(of_segments) // B)
+    if given.starts is not None:
+        return Split(2, len(given.starts) // B)
+    if given.transfers is not None:
+        return Split(2, len(given.transfers) // (B * (1 + given.halves)))
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
@@ -99,13 +101,17 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     if given.starts is not None:
         return _outputs(given, scale, given.starts, given.final)
     if given.blocks and not given.reverse:
+        given = given._replace(halves=_in_halves(given))
         given = given._replace(reach=reach_of(given))
-    made = engine.launch(states_of(given), scale)
+    parts = given._replace(segments=given.segments * (1 + given.halves))
+    made = engine.launch(states_of(parts), scale)
     transfers, inverse = given.transfers, given.inverse
     if made.inverse is not None:
         inverse = made.inverse
-        transfers = engine.launch(states_of(given)._replace(part="transfers", inverse=inverse), scale).state
-    first, final = combined(given, made.state, made.decays if transfers is None else transfers)
+        transfers = engine.launch(states_of(parts)._replace(part="transfers", inverse=inverse), scale).state
+    first, final = combined(parts, made.state, made.decays if transfers is None else transfers)
+    if given.halves:
+        first = first[int(given.reverse)::2]
     inverse = None if given.blocks else inverse
     made = _outputs(given._replace(inverse=inverse), scale, first)
     kept = dict(inverse=inverse, transfers=transfers, reach=given.reach) if given.updates else {}
@@ -117,10 +123,18 @@ def _outputs(given: Given, scale: float, starts: Tensor, final: torch.dtype | No
     return engine.launch(given._replace(part="outputs", initial=starts, final=final), scale)._replace(starts=starts)
 
 
+def _in_halves(given):
+    """Are states made of halves of segments? Where heads are few that keep a state for longer than a segment, twice as
+    many blocks have half of their chunks each."""
+    chunks = -(-given.q.shape[1] // CHUNK)
+    each = -(-chunks // given.segments)
+    return each % 2 == 0 and each >= 2 * SHORTEST and 2 * len(given.q) * given.segments <= MOST
+
+
 def reach_of(given: Given) -> Tensor:
     """As `Given` has it, of the delta rule's forward."""
-    k, heads = given.k, max(given.q.shape[2], given.v.shape[2])
-    found = torch.empty(2, len(k) * given.segments, heads, device=k.device, dtype=torch.int32)
+    k, heads, rows = given.k, max(given.q.shape[2], given.v.shape[2]), given.segments * (1 + given.halves)
+    found = torch.empty(2, len(k) * rows, heads, device=k.device, dtype=torch.int32)
     run(ReachSpec(dtypes.name_of(k.dtype), k.shape[3], dtypes.name_of(given.beta.dtype)), k, given.g, given.beta, found)
     return found
 
