@@ -126,13 +126,11 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/split/reach.py",
         ("chunks_that_reach_the_other_end", "chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)",
-         "chunk = first + mine", REACH),
+         "chunk = first + mine", (f"{TESTS}test_split.py::test_chunks_that_reach_a_segments_end[False-2000-3]",)),
         ("longer_keys_that_count_for_nothing",
          "found = found + cutlass.select_(longer > 1.0, cute.math.log2(longer), Float32(0.0))", "pass", REACH),
         ("keys_of_another_head_in_a_bound", "of_key = head // (g.shape[2] // k.shape[2])",
          "of_key = head % k.shape[2]", REACH),
-        ("squares_of_other_tokens", "mine = cutlass.select_(lane // keys == i, cute.arch.shuffle_sync(total, "
-         "lane % keys * lanes), mine)", "mine = cutlass.select_(lane // keys == i, total, mine)", REACH),
         ("gates_behind_the_end", "return token, (mine < chunks) & (token < tokens)", "return token, mine < chunks",
          REACH)),
     *family(

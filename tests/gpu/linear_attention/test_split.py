@@ -139,7 +139,7 @@ def test_chunks_that_reach_a_segments_end(S, count, longer):
     """Against float64, but where a bound is within rounding; NaN behind the end. With longer keys a state grows."""
     _, k, v, g, beta = of_all_kinds(2, S, 4, 128, 32)
     if longer:
-        lengths = torch.tensor([1.6, 1.3], device="cuda")[:, None]
+        lengths = torch.tensor([1.3, 1.6], device="cuda")[:, None]
         k, beta = (lengths * k.float()).to(k.dtype), torch.full_like(beta, 0.9)
     held = [torch.full((2, S + 70, *x.shape[2:]), math.nan, device="cuda", dtype=x.dtype) for x in (k, g, beta)]
     for x, y in zip(held, (k, g, beta)):
@@ -285,7 +285,8 @@ def test_gradients_of_segments_by_blocks():
         leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
         return torch.autograd.grad(tkq.gated_delta_rule(*leaves), leaves, do)
 
-    assert split_of(Given(q, k, v, g, beta, updates=True)) == Split(2, 4)
+    how = split_of(Given(q, k, v, g, beta, updates=True))
+    assert how.groups == 2 and how.segments > 1
     with poisoned():
         mine = gradients()
     assert all(map(torch.equal, mine, gradients()))
