@@ -214,7 +214,7 @@ class Chunk:
         tokens = keys.shape[-2]
         if self.given.inverse is not None:
             return self.place[..., :tokens]
-        of_columns = self.given.updates or self.given.blocks
+        of_columns = self.given.updates or (self.given.blocks and self.given.reverse)
         lower = (self.beta.mT if of_columns else self.beta) * self.of_keys(keys)
         unit = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand_as(lower)
         solved = torch.linalg.solve_triangular(unit + lower, unit, upper=False)

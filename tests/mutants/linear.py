@@ -50,6 +50,10 @@ CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{nam
 PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-310-without1]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
+REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name in (
+    "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
+    "test_gradients_of_segments_by_blocks"))
+
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/packed.py",
@@ -85,12 +89,20 @@ MUTANTS = (
         ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
     *family(
         "linear", "tkq/linear_attention/engine/segmented.py",
-        ("segments_of_another_sequence", "return n // g.segments, first, "
-         "cutlass.max(cutlass.min(each, chunks - first), 0)",
-         "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
+        ("segments_of_another_sequence", "return n // g.segments, first, chunks",
+         "return n % g.segments, first, chunks", SPLIT),
         ("values_in_a_transfer", "return cute.ceil_div(g.tokens, CHUNK) if self.transfer else chunk", "return chunk",
          SPLIT_DELTA),
-        ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
+        ("a_transfer_from_zeros", "view[r, j] = one", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
+        ("transfers_of_what_leaves_nothing",
+         "one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)", "pass", BY_BLOCKS_BACK),
+        ("halves_that_the_other_alone_decides",
+         "nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)",
+         "nothing = (n % 2 == int(self.spec.reverse)) & (g.reach[n ^ 1, head] == ALL)",
+         (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)),
+        ("the_first_chunks_of_a_segment_alone",
+         "first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached", "chunks = reached",
+         BY_BLOCKS),
         ("the_identity_s_first_columns", "row = row0 + tk.first_row() + 8 * r", "row = tk.first_row() + 8 * r",
          SPLIT_DELTA),
         ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, stage]",
@@ -109,9 +121,24 @@ MUTANTS = (
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",))),
     *family(
         "linear", "tkq/linear_attention/split/launch.py",
-        ("segments_that_all_begin_with_zeros", 'made = engine.launch(given._replace(part="outputs", initial=first, '
-         'final=None), scale)', 'made = engine.launch(given._replace(part="outputs", initial=torch.zeros_like(first), '
-         'final=None), scale)', SPLIT)),
+        ("segments_that_all_begin_with_zeros", "made = _outputs(given._replace(inverse=inverse), scale, first)",
+         "made = _outputs(given._replace(inverse=inverse), scale, torch.zeros_like(first))", SPLIT)),
+    *family(
+        "linear", "tkq/linear_attention/split/reach.py",
+        ("chunks_that_reach_the_other_end", "chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)",
+         "chunk = first + mine", (f"{TESTS}test_split.py::test_chunks_that_reach_a_segments_end[False-2000-3]",)),
+        ("longer_keys_that_count_for_nothing",
+         "found = found + cutlass.select_(longer > 1.0, cute.math.log2(longer), Float32(0.0))", "pass", REACH),
+        ("keys_of_another_head_in_a_bound", "of_key = head // (g.shape[2] // k.shape[2])",
+         "of_key = head % k.shape[2]", REACH),
+        ("gates_behind_the_end", "return token, (mine < chunks) & (token < tokens)", "return token, mine < chunks",
+         REACH)),
+    *family(
+        "linear", "tkq/linear_attention/delta/gradients.py",
+        ("gates_of_a_segment_alone", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
+         "ends = 0.0 * (before.state * p.starts.mT).sum((-1, -2))", BY_BLOCKS_BACK),
+        ("sums_of_the_states_before", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
+         "ends = behind.scale * (saved.starts * p.starts).sum((-1, -2))", BY_BLOCKS_BACK)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",
@@ -231,10 +258,11 @@ MUTANTS = (
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
-        ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
+        ("gradients_in_the_order_of_tokens", "return visited(t, i, self.spec.reverse)", "return visited(t, i, False)",
+         LONG),
         ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
-         "cute.ceil_div(tokens, CHUNK))",
-         "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
+         "head, cute.ceil_div(tokens, CHUNK))",
+         "batch, first, chunks = self.segmented.of_block(g, batch, head, tokens // CHUNK)", ODD),
         ("keys_of_another_head", "found = [(s.k[stage], g.k, (t.batch, t.head_k, chunk, 0))]",
          "found = [(s.k[stage], g.k, (t.batch, t.head, chunk, 0))]", ODD),
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",

@@ -8,7 +8,7 @@ from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
-from tkq.linear_attention.split.spec import CombineSpec
+from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -143,15 +143,21 @@ def _segments():
     plain = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
     ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
                      part="states")
+    delta = replace(plain, delta="fp32", inverse="out", reach=True, halves=True)
+    back = replace(delta, inverse=None, reverse=True, blocks=True)
+    yield "gated_delta_rule_transfers-bf16-k128-v128-token", replace(delta, part="transfers", inverse="in",
+                                                                     halves=False)
+    yield "gated_delta_rule_du_states-bf16-k128-v128-token", back
+    yield "gated_delta_rule_du_outputs-bf16-k128-v128-token", replace(
+        back, initial="fp32", final=None, part="outputs", dot=True, reach=False, halves=False)
     for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
-                       ("linear_attn", replace(plain, gate="none")),
-                       ("gated_delta_rule", replace(plain, delta="fp32", inverse="out")),
-                       ("mamba2_ssd", ssd)):
+                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", delta), ("mamba2_ssd", ssd)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
-        if spec.delta:
-            yield f"{name}_transfers{end}", replace(spec, part="transfers", inverse="in")
-        outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=spec.delta and "in")
+        outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=None, blocks=bool(spec.delta),
+                          reach=False, halves=False)
         yield f"{name}_states{end}", spec
+        if spec.delta:
+            yield f"{name}_outputs_updates{end}", replace(outputs, updates=True)
         if spec.ssd:
             outputs = replace(outputs, ssd=replace(spec.ssd, skip="fp32"))
         yield f"{name}_outputs{end}", outputs
@@ -163,6 +169,11 @@ def _combined():
         name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
         wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
         yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
+    for name, one in (("", CombineSpec(128, "matrix", reach=True)),
+                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True))):
+        yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))
+    yield Shipped("gated_delta_rule_reach-bf16-k128", combine_recipe(ReachSpec("bf16", 128, "fp32")),
+                  Expectation(instructions=("LDG.E.128", "FFMA")))
 
 
 def _of_one_group():
@@ -179,11 +190,12 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
-        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + (1 + spec.head_dim // 64) * spec.reverse)
-        waits = 1 + 4 * (3 + spec.reverse)  # as many as the source has
+        back = (spec.writes + spec.head_dim // 64) * spec.reverse
+        tensor = 4 * (spec.head_dim // 16 + 3 + spec.head_dim // 64 + back)
+        waits = 1 + 4 * (3 + spec.has_x)  # as many as the source has
         return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
-                           instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse))
+                           instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
+                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse) + 16 * (spec.part == "outputs"))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

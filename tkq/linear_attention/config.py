@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK = 64  # tokens
+ALL = 1 << 30  # chunks that reach a segment's end, where the state before it does, too
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import NARROW
@@ -131,6 +133,18 @@ def of_gates(g, x, less, at_end, cu=None):
     final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
     dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
+
+
+def of_gates_in_segments(x, less, ends):
+    """Likewise, where ends (B, N, HV) are what all pairs of a token of a segment, or one before it, and one behind it
+    add: sums end with a segment."""
+    (B, N, H), S = ends.shape, x.shape[1]
+    each = -(-S // (CHUNK * N)) * CHUNK
+
+    def cut(y):
+        return (y if N * each == S else pad(y, (0, 0, 0, N * each - S))).reshape(B * N, each, H)
+
+    return suffix_sums(cut(x), cut(less), end=ends.reshape(B * N, H)).view(B, N * each, H)[:, :S].contiguous()
 
 
 def turned_part(state, part):

@@ -57,7 +57,10 @@ class Given(NamedTuple):
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
     summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
-    `Made`): then there are as many segments; or None."""
+    `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
+    as another launch made them: none are computed, there are as many segments, and final states are those behind each;
+    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or
+    None. halves: reach and transfers are those of each half of a segment."""
 
     q: Tensor
     k: Tensor
@@ -86,6 +89,9 @@ class Given(NamedTuple):
     heads: int = 1
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    starts: Tensor | None = None
+    reach: Tensor | None = None
+    halves: bool = False
     summed: bool = False
     less: Tensor | None = None
     kept: Tensor | None = None
@@ -118,7 +124,9 @@ class Made(NamedTuple):
     checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; or None. They are the state of a launch with part "transfers"."""
+    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states
+    that segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it,
+    of a forward where it was made; or None."""
 
     o: Tensor
     state: Tensor | None
@@ -130,6 +138,8 @@ class Made(NamedTuple):
     decays: Tensor | None = None
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    starts: Tensor | None = None
+    reach: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -143,7 +153,18 @@ def spec_of(given: Given) -> LinearSpec:
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
                       None if given.checkpoint_every is None else "fp32", given.part, given.second,
-                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks)
+                      given.of_inverse, given.summed, given.less is not None, name(given.kept), given.blocks,
+                      _reach_of(given) is not None, _halves(given))
+
+
+def _reach_of(given):
+    """What a launch takes of it: outputs none."""
+    return given.reach if given.part in ("states", "transfers") else None
+
+
+def _halves(given):
+    """Does a launch make states of halves?"""
+    return given.halves and given.part == "states"
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -160,7 +181,7 @@ def start(given: Given, scale: float) -> tuple:
     x = x if writes and given.second != "pair" else None
     dots = diagonal = of_skip = decays = None
     if writes:
-        state = initial if given.state_indices is not None else final_state(given, heads)
+        state = initial if given.state_indices is not None else final_state(given, heads, given.segments)
     else:
         state, decays = _of_segments(given, heads)
     if writes and given.dot:
@@ -183,10 +204,12 @@ def start(given: Given, scale: float) -> tuple:
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
-        beta = beta if given.kept is None else given.kept
+        beta, reach = beta if given.kept is None else given.kept, _reach_of(given)
+        reach = None if reach is None else reach[int(given.reverse)]
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2, inverse, given.less), scale, of_steps)
+                                      decays, given.q2, given.k2, given.v2, inverse, given.less, reach), scale,
+                                  of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
@@ -220,14 +243,16 @@ def _checkpoints(given, heads):
     return found.mT if v_first else found
 
 
-def final_state(given, heads):
-    """Room for the final states; None where they are not asked for."""
+def final_state(given, heads, segments=1):
+    """Room for the final states, or those behind segments; None where they are not asked for."""
     if given.final is None:
         return None
-    if given.state_v_first:
-        count = given.q.shape[0] if given.cu is None else given.cu.shape[0] - 1
-        return torch.empty(count, heads, given.v.shape[3], given.q.shape[3], device=given.v.device, dtype=given.final)
-    return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
+    count = given.q.shape[0] * segments if given.cu is None else given.cu.shape[0] - 1
+    sizes = given.q.shape[3], given.v.shape[3]
+    v_first = given.v_first or given.state_v_first
+    found = torch.empty(count, heads, *(reversed(sizes) if v_first else sizes), device=given.v.device,
+                        dtype=given.final)
+    return found.mT if v_first and not given.state_v_first else found
 
 
 def _of_segments(given, heads):
@@ -255,7 +280,8 @@ def _launcher(given):
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
            given.second, given.heads, given.of_inverse, given.summed, given.less is None,
-           given.kept if given.kept is None else given.kept.dtype, given.blocks)
+           given.kept if given.kept is None else given.kept.dtype, given.blocks, _reach_of(given) is None,
+           _halves(given))
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

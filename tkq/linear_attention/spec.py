@@ -64,7 +64,7 @@ class LinearSpec:
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
         what becomes of one by it, without outputs; "transfers", the latter with the delta rule; "outputs", with the
-        state that each begins with; None: no segments.
+        state that each begins with, and, with final, that behind each; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
         128 at most, without delta, strict, others and ssd. With dot pairs of a chunk are used both ways, by the launch
         with a second query: that with a second key and value sees other chunks alone (see `engine.both_ways`).
@@ -73,8 +73,10 @@ class LinearSpec:
     less: with second "pair": another tensor, which is taken off what comes out; with dot it is added.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
-    blocks: with delta, and updates or dot: a chunk is gone through block by block (see `blocks`), and there is no
-        inverse. K of 64 or 128, V above 64.
+    blocks: with delta, and updates or dot, or of segments the outputs, or reversed the states: a chunk is gone through
+        block by block (see `blocks`), and there is no inverse. K of 64 or 128, V above 64.
+    reach: with delta and gates, of segments' states and transfers: which chunks matter is given (see `split.reach`).
+    halves: with reach, of states: segments are halves, two neighbours one of those whose states are needed.
     """
 
     dtype: str
@@ -101,6 +103,8 @@ class LinearSpec:
     less: bool = False
     kept: str | None = None
     blocks: bool = False
+    reach: bool = False
+    halves: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -143,10 +147,13 @@ class LinearSpec:
 
     def _check_inverse(self):
         if self.blocks:
-            if self.inverse or self.part or not (self.delta and (self.updates if not self.reverse else self.dot)) or (
+            of_whole = self.dot if self.reverse else self.updates
+            fits = of_whole or self.part == ("states" if self.reverse else "outputs")
+            if self.inverse or not (self.delta and fits and (self.writes or self.reverse)) or (
                     self.head_dim not in (GROUP, NARROW) or self.value_dim <= GROUP):
-                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, without "
-                                 f"inverse and part, with head_dim {GROUP} or {NARROW} and value_dim above {GROUP}")
+                raise ValueError("LinearSpec: blocks, allowed is with delta, and updates or reverse and dot, or of "
+                                 "segments the outputs, or reversed the states, without inverse, with head_dim "
+                                 f"{GROUP} or {NARROW} and value_dim above {GROUP}")
             return
         if self.updates and (self.reverse or not self.inverse):
             raise ValueError("LinearSpec: updates, allowed is with delta and inverse, and not reversed")
@@ -158,12 +165,16 @@ class LinearSpec:
                              "where there are outputs; otherwise 'in' of segments' transfers and outputs alone")
 
     def _check_part(self):
-        states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
+        states = [("fp32", None), ("fp32", "fp32")] if self.part == "outputs" else [(None, "fp32")]
         if self.part == "transfers" and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
-        if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
-            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
-                             "packed and pool")
+        if self.reach and (self.writes or not self.delta or self.gate == "none"):
+            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers")
+        if self.halves and not (self.reach and self.part == "states"):
+            raise ValueError("LinearSpec: halves, allowed is with reach, of segments' states")
+        if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
+            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final "
+                             f"{' or '.join(map(str, states))} and without packed and pool")
 
     def _check_second(self):
         others = self.delta or self.strict or self.others or self.ssd or self.head_dim > NARROW

@@ -5,8 +5,10 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.helpers.linear_launches import launched
+from tests.helpers.linear_segments import from_starts, in_segments
 from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.delta.gradients import ALL, DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.launch import Given
 from tkq.reference.linear_attention import gated_delta_rule_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
 
@@ -130,3 +132,60 @@ def test_16_bits_are_enough(keys, beta, decay):
                                      0.3)
     for name, mine, exact in zip(DeltaSaved._fields, found, want):
         assert (mine.double() - exact).norm() < 2**-6 * exact.norm(), name
+
+
+# ---- of segments ----------------------------------------------------------------------------------------------------
+
+
+def segmented(count):
+    """A launch, and what a forward keeps: the delta rule's in segments, others where they get what these begin with."""
+    def launch(given, scale):
+        if given.starts is not None:
+            return from_starts(given, scale)
+        return in_segments(given, scale, count) if given.beta is not None else launched(given, scale)
+
+    return launch
+
+
+def kept_by(given, scale, count, final):
+    """What a forward in so many segments keeps."""
+    made = in_segments(Given(*given[:6], torch.float32 if final else None, updates=True), scale, count)
+    return DeltaSaved(*given, None, made.dv, made.inverse, given[0].new_zeros(2 * count), made.starts)
+
+
+@pytest.mark.parametrize("S, count", [(256, 2), (300, 3), (130, 2)])
+@pytest.mark.parametrize("of_state", [False, True])
+def test_states_of_segments_are_made_once(monkeypatch, S, count, of_state):
+    """The forward's and those of dV serve the other launches, and gates' sums end with a segment."""
+    seen = []
+
+    def launch(given, scale):
+        seen.append(given)
+        return segmented(count)(given, scale)
+
+    monkeypatch.setattr(delta_gradients, "launch", launch)
+    given, scale = make(S, V=144 if S == 130 else 48), 0.3
+    do = torch.randn_like(given[2])
+    dstate = torch.randn_like(given[5]) if of_state else None
+    found = backward(kept_by(given, scale, count, of_state), scale, do, dstate)
+    assert all(one.starts is not None and len(one.starts) == 2 * count for one in seen[1:]) and len(seen) > 2
+    for mine, exact in zip(found, by_autograd(*given, scale, do, dstate)):
+        torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-9 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("decay, keys, beta", [(0.1, "random", None), (0.0, "random", None), (0.0, "identical", 1.0),
+                                               (0.02, "correlated", 2.0)])
+def test_gradients_in_segments_are_as_exact(monkeypatch, decay, keys, beta):
+    """Rounded as the kernels round: beside those of whole sequences."""
+    given, scale, count = make(768, 64, 64, decay, keys, beta, states=False), 0.125, 4
+    given = *(x.to(torch.bfloat16) for x in given[:3]), *(x.float() for x in given[3:5]), None
+    do = torch.randn_like(given[2])
+    wide = [x if x is None else x.double() for x in given]
+    want = gated_delta_rule_backward(do.double(), None, *wide, scale)
+    whole = backward(DeltaSaved(*given), scale, do)
+    monkeypatch.setattr(delta_gradients, "launch", segmented(count))
+    mine = backward(kept_by(given, scale, count, False), scale, do)
+    for name, x, y, exact in zip(DeltaSaved._fields, mine, whole, want):
+        if exact is not None:
+            error, usual = ((z.double() - exact).norm() / exact.norm() for z in (x, y))
+            assert error < (1.25 if name == "g" else 1.05) * usual, (name, error, usual)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
-from tests.helpers.linear_segments import in_segments
+from tests.helpers.linear_segments import in_segments, reach
 from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import Given, Steps, recipe
 from tkq.linear_attention.plan import SHARED, plan
@@ -19,7 +19,8 @@ from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
 from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
-from tkq.linear_attention.split.spec import CombineSpec
+from tkq.linear_attention.split.reach import NOTHING
+from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.testing import sass
 
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
@@ -223,10 +224,50 @@ def test_three_launches():
     assert states[1][2] is None and states[1][5] is None and states[1][6].shape == (count, 2, 64, 64)
     assert combined[0].shape == (1, count, 2, 64, 64) and combined[1].shape == (1, count, 2)
     assert outputs[1][5].data_ptr() == combined[0].data_ptr() and outputs[1][6] is None
-    (_, (states, matrices, first, last, columns)), (_, outputs) = seen[5:]
+    (_, (states, matrices, first, last, columns, _)), (_, outputs) = seen[5:]
     assert states.shape[3:] == matrices.shape[3:] == (64, 64) and columns == 64
     assert first.data_ptr() == initial.data_ptr() and last.shape == (1, 2, 64, 64)
     assert outputs[1][5].shape[1:] == (2, 64, 64)
+
+
+def test_launches_of_the_delta_rule_by_blocks():
+    """Training: the forward's states and those of dV are made once, of the chunks that reach; what is launched is what
+    the catalog has, but for dq and dk."""
+    q, k, v = (x.requires_grad_() for x in operands(32, 4096, 128, 128))
+    g, beta = -torch.ones(1, 4096, 32), torch.ones(1, 4096, 32, requires_grad=True)
+    with fake_gpu.launches() as seen:
+        tkq.gated_delta_rule(q, k, v, g.requires_grad_(), beta).backward(torch.zeros_like(v))
+    specs = [r.args[0] for r, _ in seen]
+    engine = [(s.part, s.reverse, s.blocks, s.second, s.reach) for s in specs if isinstance(s, LinearSpec)]
+    assert engine == [
+        ("states", False, False, None, True), ("transfers", False, False, None, True),
+        ("outputs", False, True, None, False), ("states", True, True, None, True), ("outputs", True, True, None, False),
+        ("outputs", False, False, "query", False), ("outputs", True, False, "pair", False)]
+    assert specs[0] == ReachSpec("bf16", 128, "fp32") and specs[3] == CombineSpec(128, "matrix", reach=True)
+    held = {kernel.recipe for kernel in shipped()}
+    assert {r for r, _ in seen if getattr(r.args[0], "second", None) is None} <= held
+    found, (_, first) = seen[0][1][3], seen[1]
+    assert found.shape[0] == 2 and torch.equal(first[1][-1], found[0])
+    starts, back = seen[3][1][0], seen[6][1][0]  # what was combined, of halves
+    for (_, args), of in ((seen[8], starts[0, 0]), (seen[9], back[0, 1])):
+        assert args[1][5].data_ptr() == of.data_ptr() and len(args[1][5]) == 4
+    assert starts.shape[1] == back.shape[1] == found.shape[1] == 8
+
+
+@pytest.mark.parametrize("decay, beta, longer", [(1.0, None, 1.0), (1.0, 0.9, 1.6), (5.0, 2.0, 1.0)])
+def test_what_does_not_reach_leaves_nothing(decay, beta, longer):
+    """In float64: of a state before the chunks that reach, in either order, nothing is left behind them."""
+    q, k, v, g, b = make(1024, 32, 32, decay=decay)
+    k, b = longer * k, b if beta is None else torch.full_like(b, beta)
+    before = torch.randn(2, 4, 32, 32).double()
+    for count, reverse in zip(reach(k, g, b, 1, NOTHING)[0][:, 0].amax(1).tolist(), (False, True)):
+        assert 0 < count < 16
+        at = slice(None, 64 * count) if reverse else slice(1024 - 64 * count, None)
+        part = Given(*(x[:1, at] for x in (q, k, v, g, b)), initial=before[:1], final=torch.float32)
+        if reverse:  # from the last token to the first, as a forward
+            part = part._replace(**{name: getattr(part, name).flip(1) for name in ("q", "k", "v", "g", "beta")})
+        left = launched(part, 1.0).state - launched(part._replace(initial=None), 1.0).state
+        assert left.norm() <= 2.0**NOTHING * before[:1].norm()
 
 
 @pytest.mark.parametrize("g", [None, torch.full((4,), -0.1), torch.full((99, 70, 4), -0.1)])
@@ -265,11 +306,16 @@ def test_states_have_one_kernel():
 
 
 STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
+HALVES = dict(reach=True, halves=True)
+OF_BLOCKS = replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", blocks=True)
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
-           "delta states": replace(STATES, delta="fp32", inverse="out"),
-           "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers"),
+           "delta states": replace(STATES, delta="fp32", inverse="out", **HALVES),
+           "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers", reach=True),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
+           "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
+           "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, **HALVES),
+           "gradients by blocks": replace(OF_BLOCKS, reverse=True, dot=True),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 
 
@@ -277,7 +323,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 # have the most waits.
 @needs_nvdisasm
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "delta outputs", "sums of pairs"))
+@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs"))
 def test_kernels_of_segments(name):
     """No spills; states alone load no queries and store nothing by TMA but inverses."""
     sass.assert_sass(recipe(KERNELS[name]), expectation(KERNELS[name]))
@@ -302,7 +348,7 @@ def test_one_group_has_room(K, V, delta):
 @pytest.mark.parametrize("given", [dict(part="outputs"), dict(part="states"), dict(part="all"),
                                    dict(part="states", final="fp32", packed="int32"),
                                    dict(part="states", final="bf16"), dict(part="transfers", final="fp32"),
-                                   dict(part="outputs", initial="fp32", final="fp32")])
+                                   dict(part="outputs", initial="fp32", final="bf16")])
 def test_what_a_spec_refuses(given):
     with pytest.raises(ValueError, match="LinearSpec: part"):
         LinearSpec("bf16", 64, 64, **given)

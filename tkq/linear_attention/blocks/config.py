@@ -21,7 +21,7 @@ class BlocksConfig:
 
 def by_blocks(spec: LinearSpec, groups: int | None = None) -> bool:
     """Is it the delta rule's forward alone, of two warpgroups of the state, or one of the launches of gradients that
-    are to go by blocks? Segments take whole chunks' inverses."""
+    are to go by blocks, or of segments?"""
     more = spec.reverse or spec.updates or spec.inverse or spec.part or spec.checkpoints
     return spec.blocks or (bool(spec.delta) and wide(spec.head_dim, spec.value_dim) and groups != 1 and not more)
 
@@ -32,5 +32,5 @@ def wide(head_dim: int, value_dim: int) -> bool:
 
 
 def plan(spec: LinearSpec) -> BlocksConfig:
-    """Reversed there is room for two stages: what was kept is loaded, too."""
-    return BlocksConfig(stages=2 if spec.reverse else 3)
+    """With gradients there is room for two stages: what was kept is loaded, too."""
+    return BlocksConfig(stages=2 if spec.has_x else 3)

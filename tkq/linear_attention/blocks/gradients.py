@@ -14,6 +14,7 @@ from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import is_large, sign_of
 from tkq.linear_attention.engine.dots import write_dots
+from tkq.linear_attention.engine.segmented import visited
 from tkq.linear_attention.outputs import ready
 from tkq.tile.dtypes import element_type
 from tkq.tile.maps import element
@@ -41,8 +42,8 @@ class BlockGradients:
         O = scale (e^(G[15] - G) K D + P dO),  dV = (I + M)^-1' beta O,  dU = O - N' dV
         D = e^G[15] D + (e^G dO)' Q - (e^G / scale dV)' K
 
-    and of each token the sum of dU times R, by what was kept. The inverse is an operand in two parts (see
-    `pairs.put_two`)."""
+    and of each token the sum of dU times R, by what was kept; of segments' states without dU. The inverse is an operand
+    in two parts (see `pairs.put_two`)."""
 
     def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
         self.units = units
@@ -62,7 +63,7 @@ class BlockGradients:
         ring, scores = s.tokens.ring(), s.scores.ring()
         first_state(self, g, t, c.s, row0)
         for i in cutlass.range(t.chunks, unroll=1):
-            chunk = t.chunks - 1 - i
+            chunk = visited(t, i, True)
             s.tokens.wait(ring)
             s.scores.wait(scores)
             for n in cutlass.range_constexpr(len(s.v)):
@@ -71,10 +72,11 @@ class BlockGradients:
             tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(BLOCKS):
                 self.add(c, s, (BLOCKS - 1 - block, wg), (ring.stage, scores.stage))
-            tk.publish()
-            write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))  # behind a barrier
-            if tk.warp_id() % 4 == 0:
-                tk.store_async(g.o, s.pieces.stacked(BLOCKS)[wg], (t.batch, t.head, chunk, t.part + wg))
+            if const_expr(self.spec.writes):
+                tk.publish()
+                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))  # behind a barrier
+                if tk.warp_id() % 4 == 0:
+                    tk.store_async(g.o, s.pieces.stacked(BLOCKS)[wg], (t.batch, t.head, chunk, t.part + wg))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
@@ -91,7 +93,7 @@ class BlockGradients:
         inside = dict(k=(block * EDGE, (block + 1) * EDGE))
         values, between = tk.columns(c.v, *there), tk.columns(c.u, *there)
         self.outputs(c, s, block, stages)
-        if block == BLOCKS - 1:
+        if self.spec.writes and block == BLOCKS - 1:
             ready(OUT_BARRIER + wg)
         factors_of(c.more, of.beta, block, scores)
         tk.apply_narrow(between, lambda o, b: o * b, c.some, c.more)
@@ -107,13 +109,15 @@ class BlockGradients:
         tk.mma_wait(self.units.panels)
         tk.copy(between, c.given)
         tk.apply_narrow(c.taken, lambda d, e: -(e * d), c.given, c.few)
-        tk.mma_ABt(c.some, c.u, s.keys[scores], b_part=block, **inside)
+        if self.spec.writes:
+            tk.mma_ABt(c.some, c.u, s.keys[scores], b_part=block, **inside)
         for panel in range(self.units.panels):
             tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), c.taken, self.units.keys(s.units, tokens, block, panel))
-        tk.store_T(s.pieces[wg * BLOCKS + block], between)
-        tk.load_T(c.x, s.x[(tokens * len(s.v) + wg) * BLOCKS + block])
-        tk.mma_wait(self.units.panels)
-        self.add_dots(c, s.dots, block, wg)
+        if self.spec.writes:
+            tk.store_T(s.pieces[wg * BLOCKS + block], between)
+            tk.load_T(c.x, s.x[(tokens * len(s.v) + wg) * BLOCKS + block])
+            tk.mma_wait(self.units.panels)
+            self.add_dots(c, s.dots, block, wg)
         tk.mma_wait(0)
 
     def outputs(self, c, s, block, stages):

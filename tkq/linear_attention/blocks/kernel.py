@@ -1,5 +1,4 @@
-"""The gated delta rule (Yang et al., 2024) block by block, forward and in its gradients: K of 64 or 128, V above 64,
-where no sequence is cut into segments."""
+"""The gated delta rule (Yang et al., 2024) block by block, forward and in its gradients: K of 64 or 128, V above 64."""
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from tkq.linear_attention.engine.fields import Globals, Task
 from tkq.linear_attention.engine.kernel import LinearAttention
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences
+from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.spec import LinearSpec
 from tkq.tile.dtypes import element_type
 
@@ -45,7 +45,8 @@ class Shared:
 class DeltaBlocks:
     """What `LinearAttention` computes of the delta rule's forward, with updates or without, and of its gradients, with
     the same arguments: chunks of 64 tokens are loaded and stored, and gone through in blocks of 16, so that no inverse
-    is larger and no scores are made of tokens of different blocks. Inverses are made anew for gradients.
+    is larger and no scores are made of tokens of different blocks. Inverses are made anew for gradients. Of segments
+    (see `Segmented`) outputs, and the gradients' states.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     a warp a block: P, (I + L)^-1, decays | of the next chunk | ..
@@ -57,7 +58,7 @@ class DeltaBlocks:
     """
 
     def __init__(self, spec: LinearSpec, config: BlocksConfig):
-        self.spec, self.config, self.sequences = spec, config, Sequences(spec)
+        self.spec, self.config, self.sequences, self.segmented = spec, config, Sequences(spec), Segmented(spec)
         dtype = element_type(spec.dtype)
         self.units, self.v_tile = Units(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
         self.scores = BlockScores(spec, self.units)
@@ -75,20 +76,23 @@ class DeltaBlocks:
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, ssd: Any, stream: cuda.CUstream):
         """others: those of `Operands` behind q. ssd: None."""
         of, at, n = Operands(q, *others), self.sequences, self.config.groups
-        q, k, v, o = [at.rows(x) for x in of[:4]]
-        dv = x = None
+        q, k, v = [at.rows(x) for x in of[:3]]
+        o, dv, x, heads = None, None, None, self.segmented.heads(of)
+        if const_expr(self.spec.writes):
+            o = at.stores(at.rows(of.o), self.v_tile)
         if const_expr(self.spec.updates):
             dv = at.stores(at.rows(of.dv), self.v_tile)
-        if const_expr(self.spec.reverse):
+        if const_expr(self.spec.has_x):
             x = at.loads(at.rows(of.x), self.v_tile)
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
         g = Globals(
             q=at.loads(q, self.units.type), k=at.loads(k, self.units.type), v=at.loads(v, self.v_tile),
-            o=at.stores(o, self.v_tile), dv=dv, x=x, g=of.g, beta=of.beta, initial=states[0], final=states[1],
-            dots=of.dots, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
-            heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, state_indices=of.state_indices)
-        self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
+            o=o, dv=dv, x=x, g=of.g, beta=of.beta, initial=states[0], final=states[1], dots=of.dots, scale=scale,
+            tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2], cu=of.cu,
+            state_indices=of.state_indices, segments=self.segmented.count(of), reach=of.reach)
+        blocks = self.segmented.blocks(of, at.blocks(of.q, of.cu))
+        self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), heads, blocks],
                               block=[tk.WARPGROUP * (n + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -99,20 +103,20 @@ class DeltaBlocks:
         n = c.groups
         units = self.units.ring(al, c.stages)
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
-        back, more = self.spec.reverse, self.spec.reverse or self.spec.updates
+        back, given, more = self.spec.reverse, self.spec.has_x, self.spec.has_x or self.spec.updates
         o, p, inverse, keys = (al.tile(self.v_tile, count) if count else None for count in (
-            0 if back else n, 2, 2, 2 * back))
+            0 if back else n, 2, 2, 2 * given))
         s = Shared(units, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2), keys,
                    al.tile(self.piece, BLOCKS * n) if more else None,
-                   al.tile(self.piece, BLOCKS * n * c.stages) if back else None,
-                   al.vector(CHUNK, 4 * n) if back else None,
-                   al.pipe(c.stages, self.units.bytes + n * (1 + back) * self.v_tile.bytes, 4 * n),
+                   al.tile(self.piece, BLOCKS * n * c.stages) if given else None,
+                   al.vector(CHUNK, 4 * n) if given else None,
+                   al.pipe(c.stages, self.units.bytes + n * (1 + given) * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
-        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n,
-                 cute.ceil_div(tokens, CHUNK), None)
+        batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
+        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
@@ -121,7 +125,7 @@ class DeltaBlocks:
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
-        tk.prefetch(g.q, g.k, g.v, g.o)
+        tk.prefetch(g.q, g.k, g.v, *(x for x in (g.o,) if x is not None))
         both = ((KEYS, g.q), (QUERIES, g.k)) if self.spec.reverse else ((KEYS, g.k), (QUERIES, g.q))
         for i in cutlass.range(t.chunks, unroll=1):
             sem, chunk = s.tokens.acquire(ring), self.order(t, i)
@@ -131,14 +135,14 @@ class DeltaBlocks:
                                   (t.batch, t.head_k, BLOCKS * chunk + block, panel), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
-                if const_expr(self.spec.reverse):
+                if const_expr(self.spec.has_x):
                     tile = s.x.stacked(BLOCKS)[ring.stage * self.config.groups + wg]
                     tk.load_async(tile, g.x, (t.batch, t.head, chunk, t.part + wg), sem)
             ring.advance()
 
     def order(self, t, i):
         """The i-th chunk that is visited."""
-        return t.chunks - 1 - i if self.spec.reverse else i
+        return visited(t, i, self.spec.reverse)
 
     @cute.jit
     def make_scores(self, g, s, t):

@@ -19,6 +19,7 @@ from tkq.linear_attention.blocks.pairs import (
 from tkq.linear_attention.blocks.units import KEYS, QUERIES, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
+from tkq.linear_attention.engine.segmented import visited
 from tkq.tile.dtypes import element_type
 
 
@@ -67,7 +68,7 @@ class BlockScores:
     @cute.jit
     def begin(self, g, t) -> Mine:
         mine = Mine(*[cute.make_rmem_tensor((1,), Float32) for _ in range(2)])
-        self.ask(g, t, t.chunks - 1 if const_expr(self.reverse) else 0, mine)
+        self.ask(g, t, visited(t, 0, self.reverse), mine)
         return mine
 
     @cute.jit
@@ -102,7 +103,7 @@ class BlockScores:
         self.put_factors(g, s.factors, (total, beta), out)
         keep(p, True, lambda r, n, e: g.scale, seen, self.reverse)
         put_block(block_words(s.p[out]), p, self.dtype)
-        if const_expr(self.reverse):  # p's registers are free
+        if const_expr(self.spec.has_x):  # p's registers are free
             for r, n, e in elements():
                 p[2 * r + e, 0, n] = lower[2 * r + e, 0, n]
             keep(p, False, lambda r, n, e: Float32(-1.0), seen, True)

@@ -11,6 +11,7 @@ from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
 from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import kept_of
+from tkq.linear_attention.engine.segmented import visited
 from tkq.linear_attention.outputs import put, ready
 from tkq.tile.dtypes import element_type
 
@@ -60,14 +61,14 @@ class BlockState:
         c, row0 = self.registers(), (t.part + wg) * CHUNK
         ring, scores = s.tokens.ring(), s.scores.ring()
         first_state(self, g, t, c.s, row0)
-        for chunk in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(scores)
             self.read_values(s, c, wg, ring.stage)
             tk.mma_wait(0)  # nothing is under way: ptxas, which forgets it in a loop, would wait at each use of c.s
             for block in cutlass.range_constexpr(CHUNK // EDGE):
                 self.add(c, s, (block, wg), (ring.stage, scores.stage))
-            self.put(g, s, t, c.x, (chunk, wg))
+            self.put(g, s, t, c.x, (visited(t, i, False), wg))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()

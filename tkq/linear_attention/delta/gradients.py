@@ -44,7 +44,15 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, parts_of, turned_part
+from tkq.linear_attention.gradients import (
+    Behind,
+    behind_last,
+    of_gates,
+    of_gates_in_segments,
+    over_values,
+    parts_of,
+    turned_part,
+)
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import by_blocks, launch, sums_neighbours
 
@@ -53,7 +61,8 @@ class DeltaSaved(NamedTuple):
     """What the gradients need of a forward. cu: where packed sequences begin and end. updates, inverse, transfers:
     corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
     any: `Made.dv` and the others of a launch with updates; without inverse that of blocks; or None: all are made
-    again."""
+    again. starts: where there are segments, the states that they begin with; reach: where these go by blocks, as `Made`
+    has it."""
 
     q: Tensor
     k: Tensor
@@ -65,6 +74,8 @@ class DeltaSaved(NamedTuple):
     updates: Tensor | None = None
     inverse: Tensor | None = None
     transfers: Tensor | None = None
+    starts: Tensor | None = None
+    reach: Tensor | None = None
 
 
 class DeltaNeeds(NamedTuple):
@@ -90,14 +101,15 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. dv: the gradient of values. behind: what those take that begin with the
-    final state's gradient."""
+    """What the launches of a backward share. behind: what those take that begin with the final state's gradient. dv:
+    the gradient of values. starts: where there are segments, the states' gradients behind them, over the scale."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Behind
     dv: Tensor | None = None
+    starts: Tensor | None = None
 
 
 ALL = DeltaNeeds()
@@ -109,7 +121,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
     saved = saved if saved.updates is not None else _again(saved, scale)
-    q, k, _, g, beta, initial, cu, updates, inverse, transfers = saved
+    q, k, _, g, beta, initial, cu, updates, inverse, transfers, *_ = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
@@ -118,32 +130,43 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
                               updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers,
-                              blocks=inverse is None), behind.scale)
-    p = Pass(saved, scale, do, behind, None if solved is None else solved.o)
+                              blocks=inverse is None, reach=saved.reach, halves=_in_halves(saved)), behind.scale)
+    p = Pass(saved, scale, do, behind, *(None, None) if solved is None else (solved.o, solved.starts))
     need_k = needs.k or need_g
     if needs.q or need_k:
-        before = _before(p, need_k, need_g, need_g and dfinal is not None)
+        before = _before(p, need_k, need_g, need_g and (dfinal is not None or saved.starts is not None))
         dq = over_shared(before.o, q) if needs.q else None
     if need_k:
         behind_it = _behind(p, need_g, before.dv)
         dk = over_shared(behind_it.o, k) if needs.k else None
     if need_g:
-        at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
-        dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
+        if saved.starts is None:
+            at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
+            dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
+        else:  # the state behind each segment times its gradient
+            ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))
+            dg = of_gates_in_segments(before.dots, behind_it.dots, ends.unflatten(0, (len(q), -1)))
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           solved.dots.to(beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
+
+
+def _in_halves(saved):
+    """Were states made of halves of segments?"""
+    return saved.reach is not None and len(saved.transfers) > len(saved.starts)
 
 
 def _again(saved, scale):
     """With what the forward may have kept, by the same launch."""
     q, k, v, g, beta, initial, cu, *_ = saved
     made = launch(by_blocks(Given(q, k, v, g, beta, initial, updates=True, cu=cu)), scale)
-    return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers)
+    return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers,
+                          starts=made.starts, reach=made.reach)
 
 
 def _before(p, with_w, with_dots, with_final):
-    """What keys before a token give: dq and, with_w, w; with the final state, made again of u as it is here. With_dots
+    """What keys before a token give: dq and, with_w, w; with the final state, or those behind segments, made again of u
+    as it is here. With_dots
     less w, with what the chunk's queries and keys from a token on give, in the place of w, and sums of q dq, less k
     times both."""
     q, k, _, g, beta, initial, cu, kept, *_ = p.saved
@@ -151,7 +174,7 @@ def _before(p, with_w, with_dots, with_final):
     def given(part):
         return Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-                     q2=p.dv[..., part] if with_w else None)
+                     q2=p.dv[..., part] if with_w else None, starts=turned_part(p.saved.starts, part))
 
     first, *_ = parts_of(kept.shape[3])
     summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up
@@ -167,4 +190,5 @@ def _behind(p, with_dots, w):
     return over_values(kept.shape[3], lambda part: launch(Given(
         kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
         x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
+        starts=turned_part(p.starts, part),
         less=None if part.start else w), behind.scale))

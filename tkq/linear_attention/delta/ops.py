@@ -86,7 +86,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
         float32, which the next call takes as initial_state; with state_indices it is initial_state itself. NaN and
-        infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences.
+        infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences, nor
+        those that decays have left nothing for, where a sequence is cut (docs/linear_attention.md).
         With checkpoint_every last of all the checkpoints of ``linear_attn``.
 
     Raises:
@@ -234,8 +235,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 
 def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
-    """`_cuda`, and what `backward` needs of it: corrected values, the chunks' inverses, and what segments make of
-    states, as far as there are any; with gates of columns nothing."""
+    """`_cuda`, and what `backward` needs of it, as `DeltaSaved` has it, or None; with gates of columns nothing."""
     if g is not None and g.dim() == 4:
         return _cuda(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
@@ -243,7 +243,7 @@ def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqle
     made = launch(by_blocks(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None,
                                   updates=True, cu=cu_seqlens, v_first=state_v_first)), _scale(scale, q))
     state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
-    return made.o, state, made.dv, *(x for x in (made.inverse, made.transfers) if x is not None)
+    return made.o, state, made.dv, made.inverse, made.transfers, made.starts, made.reach
 
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):

@@ -41,6 +41,7 @@ class Globals:
     kept: Optional[tk.gl] = None  # that is written
     segments: Any = None
     less: Optional[tk.gl] = None
+    reach: Optional[cute.Tensor] = None
     own: Any = None  # what only the package has
 
 

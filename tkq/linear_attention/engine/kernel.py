@@ -22,7 +22,7 @@ from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.second import Second
-from tkq.linear_attention.engine.segmented import Segmented
+from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
@@ -101,7 +101,8 @@ class LinearAttention:
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
                             *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)),
-                            operand(HO, CHUNK) if spec.inverse else None, operand(out, V) if spec.less else None)
+                            operand(HO, CHUNK) if spec.inverse else None, operand(out, V) if spec.less else None,
+                            fake.tensor("int32", (rows, HO), align=4) if spec.reach else None)
         return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
@@ -135,7 +136,7 @@ class LinearAttention:
             tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2],
             heads_per_x=x_heads, ssd=ssd, cu=operands.cu, state_indices=operands.state_indices,
             checkpoints=operands.checkpoints, every=operands.every, decays=operands.decays, q2=q2, k2=k2, v2=v2,
-            inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less)
+            inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less, reach=operands.reach)
         parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],
@@ -162,7 +163,7 @@ class LinearAttention:
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
         g, batch, state, tokens = self.sequences.of_block(g, block)
-        batch, first, chunks = self.segmented.of_block(g, batch, cute.ceil_div(tokens, CHUNK))
+        batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), c.registers[0], warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), c.registers[1]),
@@ -177,8 +178,7 @@ class LinearAttention:
 
     def order(self, t, i):
         """The i-th chunk that is visited."""
-        i = t.chunks - 1 - i if self.spec.reverse else i
-        return i if t.first is None else t.first + i
+        return visited(t, i, self.spec.reverse)
 
     @cute.jit
     def produce(self, g, s, t):
@@ -387,7 +387,7 @@ class LinearAttention:
     @cute.jit
     def first_state(self, g, t, state: tk.RegTile, row0):
         if const_expr(self.spec.initial is None):
-            self.segmented.first_state(state, row0)
+            self.segmented.first_state(g, t, state, row0)
         else:
             self.products.load(state, self.sequences.state(g.initial, t), row0)
 

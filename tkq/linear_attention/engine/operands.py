@@ -15,7 +15,8 @@ class Operands(NamedTuple):
     rows, HO, K, V) of any strides, for states behind each `every`-th chunk (see `checkpoints.Checkpoints`). Of segments
     (`Segmented`) states are B * N, and decays None or (B * N, HO) fp32; o is None with part "states". q2, or k2 and v2:
     as q, k and v (see `second.Second`); with q2 its outputs are dv. inverse: None, or (B, S, HO, 64): of each token the
-    row of its chunk's inverse. less: None, or as o. Summed, o, dv and less have half of the heads."""
+    row of its chunk's inverse. less: None, or as o. Summed, o, dv and less have half of the heads. reach:
+    None, or (B * N, HO) int32, as `Segmented` has it."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -38,3 +39,4 @@ class Operands(NamedTuple):
     v2: Optional[cute.Tensor]
     inverse: Optional[cute.Tensor]
     less: Optional[cute.Tensor]
+    reach: Optional[cute.Tensor]

@@ -6,9 +6,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
+
+
+def visited(t, i, reverse):
+    """The i-th chunk that a task goes through."""
+    i = t.chunks - 1 - i if reverse else i
+    return i if t.first is None else t.first + i
 
 
 class Segmented:
@@ -20,6 +26,9 @@ class Segmented:
     (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0;
     reversed it is the transpose of that, and known. It is made with part "transfers", by the inverses that those made
     with part "states": values are then rows behind the last token, which TMA reads as zeros.
+
+    With reach, of the delta rule, of each segment and head only those chunks are gone through that reach the state at
+    its end (see `split.reach.Reach`), by transfers all of them or none.
 
     With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
 
@@ -56,29 +65,47 @@ class Segmented:
 
     # ---- device --------------------------------------------------------------------------------
 
-    def of_block(self, g, n, chunks):
-        """(the n-th block's sequence, its first chunk or None, how many it has); chunks: of the sequence."""
+    def of_block(self, g, n, head, chunks):
+        """(the n-th block's sequence, its first chunk or None, how many it goes through); chunks: of the sequence."""
         if not self.there:
             return n, None, chunks
         each = cute.ceil_div(chunks, g.segments)
         first = n % g.segments * each
-        return n // g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)
+        chunks = cutlass.max(cutlass.min(each, chunks - first), 0)
+        if self.spec.reach:
+            reach = g.reach[n, head]
+            if self.transfer:
+                chunks = cutlass.select_(reach < ALL, 0, chunks)
+            else:
+                reached = cutlass.min(self.of_half(g, n, head, reach), chunks)
+                first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached
+        return n // g.segments, first, chunks
+
+    def of_half(self, g, n, head, reach):
+        """0 for the half of a segment that is gone through first where neither leaves anything of a state."""
+        if not self.spec.halves:
+            return reach
+        nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)
+        return cutlass.select_(nothing, 0, reach)
 
     def chunk_of_values(self, g, chunk):
         """Where a chunk's values are read."""
         return cute.ceil_div(g.tokens, CHUNK) if self.transfer else chunk
 
     @cute.jit
-    def first_state(self, state: tk.RegTile, row0):
-        """Zeros, or the identity."""
+    def first_state(self, g, t, state: tk.RegTile, row0):
+        """Zeros, or the identity; zeros, too, where nothing is left of it."""
         tk.zero(state)
         if const_expr(self.transfer):
+            one = Float32(1.0)
+            if const_expr(self.spec.reach):
+                one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)
             view = state.rows_view
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r
                 for j in cutlass.range_constexpr(state.cols // 4):
                     if row == tk.first_col() + 8 * (j // 2) + j % 2:
-                        view[r, j] = Float32(1.0)
+                        view[r, j] = one
 
     def begin(self) -> Any:
         """The product of the decays so far; None without."""

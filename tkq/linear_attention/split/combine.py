@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.config import ALL
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime.compile import fake
 
@@ -19,12 +20,14 @@ ROWS = 16  # columns of V that a block has, with a matrix
 @dataclass(frozen=True)
 class Operands:
     """states: (B, N, HO, V, K) fp32, contiguous: of N segments. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or
-    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides."""
+    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (B, N,
+    HO) int32, as `reach.Reach` makes it of one way: below `ALL` a matrix is nothing."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
+    reach: Optional[cute.Tensor]
 
 
 class CombineStates:
@@ -55,18 +58,20 @@ class CombineStates:
             return dtype and fake.tensor(dtype, (B, HO, V, K), strides, align=4 if dtype == "fp32" else 2)
 
         return (fake.tensor("fp32", (B, N, HO, V, K)), decays and fake.tensor("fp32", decays, align=4),
-                of_call(spec.initial), of_call(spec.final), cutlass.Int32(0))
+                of_call(spec.initial), of_call(spec.final), cutlass.Int32(0),
+                fake.tensor("int32", (B, N, HO), align=4) if spec.reach else None)
 
     @cute.jit
     def __call__(self, states: cute.Tensor, decays: Optional[cute.Tensor], initial: Optional[cute.Tensor],
-                 final: Optional[cute.Tensor], columns: cutlass.Int32, stream: cuda.CUstream):
+                 final: Optional[cute.Tensor], columns: cutlass.Int32, reach: Optional[cute.Tensor],
+                 stream: cuda.CUstream):
         """columns: V."""
         B, _, HO, _, K = states.shape
         if const_expr(self.matrix):
             across = cute.ceil_div(columns, ROWS)
         else:
             across = cute.ceil_div(columns * K, FOUR * THREADS)
-        self.kernel(Operands(states, decays, initial, final), columns).launch(
+        self.kernel(Operands(states, decays, initial, final, reach), columns).launch(
             grid=[across, HO, B], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
@@ -164,7 +169,10 @@ class CombineStates:
             self.put(of_head, s, here)
             for j in cutlass.range_constexpr(ROWS):
                 s[j] = added[j]
-            if row < K and i < needed:
+            there = cutlass.Boolean(True)
+            if const_expr(self.spec.reach):
+                there = x.reach[batch, self.segment(x, i), head] == ALL
+            if there and row < K and i < needed:
                 self.multiply(x.decays[at], before, row, s)
             tk.sync_block()
         if const_expr(self.spec.final is not None):

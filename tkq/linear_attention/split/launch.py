@@ -7,10 +7,11 @@ from torch import Tensor
 
 from tkq.linear_attention import launch as engine
 from tkq.linear_attention.blocks.config import wide
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import GROUP
-from tkq.linear_attention.split.plan import Sizes, Split, split
-from tkq.linear_attention.split.spec import WIDEST, CombineSpec
+from tkq.linear_attention.split.plan import MOST, SHORTEST, Sizes, Split, split
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -18,9 +19,10 @@ from tkq.runtime.device import arch
 _launchers: dict = {}  # what decides the kernel -> its function
 
 
-def recipe(spec: CombineSpec) -> Recipe:
-    """The kernel's that combines states."""
-    return Recipe("tkq.linear_attention.split.combine:CombineStates", (spec,))
+def recipe(spec: CombineSpec | ReachSpec) -> Recipe:
+    """The kernel's that combines states, or finds which chunks reach them."""
+    kernel = "reach:Reach" if isinstance(spec, ReachSpec) else "combine:CombineStates"
+    return Recipe(f"tkq.linear_attention.split.{kernel}", (spec,))
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -31,9 +33,11 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
+    if how.segments > 1 and given.beta is not None and not given.reverse and not given.updates:
+        given = by_blocks(given)
     if given.summed:
         how = how._replace(groups=2)
-    if how.segments > 1:
+    if how.segments > 1 or given.starts is not None:
         return in_segments(given, scale, how), None
     return engine.start(_of(given, how), scale)
 
@@ -44,27 +48,40 @@ def _of(given: Given, how: Split) -> Given:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says; as many segments as a forward had whose transfers are given. Packed sequences, whose
-    lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
-    threads are left whole."""
+    """What `plan.split` says; as many segments as a launch had whose transfers, or starts, are given. Packed sequences,
+    whose lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates`
+    has threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
-    if given.blocks:
+    if given.blocks and given.reverse and given.transfers is None:
         return Split(2, 1)
+    if given.starts is not None:
+        return Split(2, len(given.starts) // B)
     if given.transfers is not None:
-        return Split(2, len(given.transfers) // B)
+        return Split(2, len(given.transfers) // (B * (1 + given.halves)))
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        True, H,
                        given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
-                       given.beta is not None and given.reverse))
+                       given.beta is not None and given.reverse,
+                       # a backward has what is won more than once; without, it is less than what gates may cost
+                       reach=given.updates and _by_gates(given)))
+
+
+def _by_gates(given):
+    """May gates decide what reaches a segment's end? Of the delta rule's forward by blocks."""
+    return (given.beta is not None and given.g is not None and not given.reverse and given.v.is_cuda
+            and wide(given.q.shape[3], given.v.shape[3]))
 
 
 def by_blocks(given: Given) -> Given:
-    """The delta rule's forward with updates, to go block by block where its sequences and columns are whole."""
-    fits = given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])
-    return given._replace(blocks=fits and split_of(given) == Split(2, 1))
+    """The delta rule's forward with updates, to go block by block where its columns are whole, and its sequences, or
+    where gates may decide what reaches a segment's end."""
+    if not (given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])):
+        return given._replace(blocks=False)
+    how = split_of(given)
+    return given._replace(blocks=how.groups == 2 and (how.segments == 1 or _by_gates(given)))
 
 
 def sums_neighbours(given: Given) -> bool:
@@ -81,23 +98,55 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
     there but for the order in which it was summed."""
     given = _of(given, how)._replace(segments=how.segments)
-    made = engine.launch(states_of(given), scale)
+    if given.starts is not None:
+        return _outputs(given, scale, given.starts, given.final)
+    if given.blocks and not given.reverse:
+        given = given._replace(halves=_in_halves(given))
+        given = given._replace(reach=reach_of(given))
+    parts = given._replace(segments=given.segments * (1 + given.halves))
+    made = engine.launch(states_of(parts), scale)
     transfers, inverse = given.transfers, given.inverse
     if made.inverse is not None:
         inverse = made.inverse
-        transfers = engine.launch(states_of(given)._replace(part="transfers", inverse=inverse), scale).state
-    first, final = combined(given, made.state, made.decays if transfers is None else transfers)
-    given = given._replace(inverse=inverse)
-    made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
-    return made._replace(state=final, **dict(inverse=inverse, transfers=transfers) if given.updates else {})
+        transfers = engine.launch(states_of(parts)._replace(part="transfers", inverse=inverse), scale).state
+    first, final = combined(parts, made.state, made.decays if transfers is None else transfers)
+    if given.halves:
+        first = first[int(given.reverse)::2]
+    inverse = None if given.blocks else inverse
+    made = _outputs(given._replace(inverse=inverse), scale, first)
+    kept = dict(inverse=inverse, transfers=transfers, reach=given.reach) if given.updates else {}
+    return made._replace(state=final, **kept)
+
+
+def _outputs(given: Given, scale: float, starts: Tensor, final: torch.dtype | None = None) -> Made:
+    """Of segments that begin with these states, with those behind them where these have a dtype."""
+    return engine.launch(given._replace(part="outputs", initial=starts, final=final), scale)._replace(starts=starts)
+
+
+def _in_halves(given):
+    """Are states made of halves of segments? Where heads are few that keep a state for longer than a segment, twice as
+    many blocks have half of their chunks each."""
+    chunks = -(-given.q.shape[1] // CHUNK)
+    each = -(-chunks // given.segments)
+    return each % 2 == 0 and each >= 2 * SHORTEST and 2 * len(given.q) * given.segments <= MOST
+
+
+def reach_of(given: Given) -> Tensor:
+    """As `Given` has it, of the delta rule's forward."""
+    k, heads, rows = given.k, max(given.q.shape[2], given.v.shape[2]), given.segments * (1 + given.halves)
+    found = torch.empty(2, len(k) * rows, heads, device=k.device, dtype=torch.int32)
+    run(ReachSpec(dtypes.name_of(k.dtype), k.shape[3], dtypes.name_of(given.beta.dtype)), k, given.g, given.beta, found)
+    return found
 
 
 def states_of(given: Given) -> Given:
-    """What makes the states: without all that decides outputs alone."""
+    """What makes the states: without all that decides outputs alone. By blocks a forward's are made by chunks, whose
+    inverses transfers have, too."""
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
-                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None)
+                          strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None,
+                          blocks=given.blocks and given.reverse)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
@@ -113,16 +162,19 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
     if given.beta is not None:
         transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
-                                                    for x in (given.initial, final)), given.reverse)
+                                                    for x in (given.initial, final)), given.reverse,
+                       given.reach is not None)
+    reach = None if given.reach is None else given.reach[int(given.reverse)].view(B, rows // B, -1)
     decays = None if decays is None else decays.view(B, rows // B, *decays.shape[1:])
-    run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V)
+    run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V,
+        reach)
     return states if given.state_v_first else states.mT, final
 
 
-def run(spec: CombineSpec, states: Tensor, *rest) -> None:
-    """The kernel that combines states."""
-    key = states.get_device(), spec
+def run(spec: CombineSpec | ReachSpec, first: Tensor, *rest) -> None:
+    """The kernel of these tensors."""
+    key = first.get_device(), spec
     if key not in _launchers:
-        arch.require_hopper(states.device)
+        arch.require_hopper(first.device)
         _launchers[key] = function(recipe(spec))
-    _launchers[key](states, *rest)
+    _launchers[key](first, *rest)

@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
     outputs are computed (else the corrected values alone). single: of one head a block: with sums of outputs times
     another tensor, second operands, or no scores (see `linear_attention.plan.paired`). exact: with such sums, whose
     operands are in two parts. second: with second operands. whole: no segments are asked for. known: inverses
-    are given."""
+    are given. reach: segments' states are made of those chunks alone that reach their end (see `reach.Reach`)."""
 
     sequences: int
     heads: int
@@ -35,6 +35,7 @@ class Sizes(NamedTuple):
     second: bool = False
     whole: bool = False
     known: bool = False
+    reach: bool = False
 
 
 class Split(NamedTuple):
@@ -76,11 +77,14 @@ def time(sizes: Sizes, how: Split) -> float:
     """Of all launches, in products of 64 x 64 x 64, of which an SM's tensor cores make one in about 128 clocks. A
     launch takes the longer of two: waves of blocks, times the chunks of each, times what a chunk takes; and what it
     moves to and from memory. States first cost a second look at keys and values."""
-    outputs = of_launch(sizes._replace(known=sizes.reverse or how.segments > 1), how, _tiles(sizes.V), True)
+    few = sizes.reach and how.groups == 2  # by blocks, which make inverses of their own
+    outputs = of_launch(sizes._replace(known=sizes.reverse or (how.segments > 1 and not few)), how, _tiles(sizes.V),
+                        True)
     if how.segments == 1:
         return outputs
-    states = of_launch(sizes._replace(queries=False), how, _tiles(sizes.V), False)
-    if sizes.delta:
+    reached = min(sizes.tokens, REACHED * CHUNK * how.segments) if few else sizes.tokens
+    states = of_launch(sizes._replace(queries=False, tokens=reached), how, _tiles(sizes.V), False)
+    if sizes.delta and not few:
         states += of_launch(sizes._replace(queries=False, known=True), how, _tiles(sizes.K), False)
     return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
 
@@ -94,6 +98,7 @@ BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
 WAITS = 8  # for what a state gives for keys before it is solved, where inverses are given
 PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where there are no outputs
+REACHED = 8  # chunks: what a decay of 2^-0.3 a token leaves for the next segment (see `reach.NOTHING`)
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 
 

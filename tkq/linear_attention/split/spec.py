@@ -1,7 +1,9 @@
-"""What was asked for, as far as a kernel that combines states depends on it: the compile key."""
+"""What was asked for, as far as the kernels beside the engine's, of segments, depend on it: the compile keys."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from tkq.linear_attention.spec import DTYPES
 
 TRANSFERS = ("none", "heads", "columns", "matrix", "transposed")
 STATES = (None, "fp32", "bf16")
@@ -13,13 +15,15 @@ class CombineSpec:
     """head_dim: K. transfer: what a segment makes of a state before it: "none", nothing; "heads", a factor for each
     head; "columns", for each row of K, too; "matrix", the transpose of a matrix of K x K; "transposed", that matrix.
     initial, final: dtypes of the state before the first
-    segment and of that behind the last one, or None. reverse: the last segment is the first."""
+    segment and of that behind the last one, or None. reverse: the last segment is the first. reach: with a matrix, of
+    which segments it is nothing is given (see `reach.Reach`)."""
 
     head_dim: int
     transfer: str = "none"
     initial: str | None = None
     final: str | None = None
     reverse: bool = False
+    reach: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16))),
@@ -27,3 +31,21 @@ class CombineSpec:
                                    ("initial", self.initial, STATES), ("final", self.final, STATES)):
             if got not in allowed:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.reach and self.transfer not in ("matrix", "transposed"):
+            raise ValueError(f"CombineSpec: reach, allowed is with a matrix, and not with transfer {self.transfer!r}")
+
+
+@dataclass(frozen=True)
+class ReachSpec:
+    """How many chunks reach a segment's last state (`reach.Reach`). dtype: of k. head_dim: K, whose
+    vectors are those of 8 or 16 lanes. beta: its dtype."""
+
+    dtype: str
+    head_dim: int
+    beta: str
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("beta", self.beta, ("fp32", "bf16")),
+                                   ("head_dim", self.head_dim, (64, 128))):
+            if got not in allowed:
+                raise ValueError(f"ReachSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
