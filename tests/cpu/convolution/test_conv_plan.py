@@ -10,7 +10,6 @@ from tkq.convolution.spec import ConvSpec, StepSpec, vectors
 from tkq.testing import sass
 
 
-
 @pytest.mark.parametrize("layout, gradients", list(itertools.product(("channels", "time"), (None, "both"))))
 def test_runs_are_of_whole_groups_and_cover_all_tokens(layout, gradients):
     for vector, tokens, channels, batch in itertools.product((1, 4, 8), (1, 7, 64, 2048, 1 << 24), (1, 64, 8192),

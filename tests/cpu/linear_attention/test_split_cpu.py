@@ -22,7 +22,6 @@ from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, S
 from tkq.linear_attention.split.spec import CombineSpec
 from tkq.testing import sass
 
-
 # ---- the plan ---------------------------------------------------------------------------------------------------
 
 SIZES = [Sizes(B, H, S, 128, V, 132, delta, reverse) for B, H, S, V, delta, reverse in itertools.product(
