@@ -48,6 +48,18 @@ def kernels(cubin: bytes) -> dict[str, dict]:
     return found
 
 
+def architecture(cubin: bytes) -> int:
+    """90 for sm_90a: in the second byte of e_flags, in files before CUDA 13 (whose ABI is 7 at most) in the first."""
+    flags, = struct.unpack_from("<I", cubin, 48)
+    return flags >> 8 & 0xFF if cubin[8] > 7 else flags & 0xFF
+
+
+def text(cubin: bytes) -> dict[str, bytes]:
+    """{kernel: its instructions}."""
+    return {name[6:]: cubin[offset:offset + size] for name, _, offset, size, _ in _sections(cubin, 0)
+            if name.startswith(".text.")}
+
+
 def code(cubin: bytes) -> dict[str, bytes]:
     """{kernel: its instructions}, with what the loader writes into them and the constants of the compiler's own behind:
     the same bytes for the same code, whatever names have become of its kernels."""

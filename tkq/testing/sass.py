@@ -4,8 +4,10 @@ The one helper for this: the tests, the demo and ``python -m tkq compile --repor
 """
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -22,7 +24,7 @@ from ..runtime.compile.recipe import Recipe
 from . import elf
 
 WARPGROUP = 128  # threads
-_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P[T\d]+\s+)?"  # address, predicate
+_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@!?U?P[T\d]+\s+)?"  # address, predicate
                    r"([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)([^;]*)")  # opcode with modifiers, operands
 _MISSING = "nvdisasm was not found: pip install nvidia-cuda-nvdisasm"
 _NEVER = "@!PT"  # the predicate of an instruction that is never executed: padding beside LDGSTS
@@ -35,7 +37,8 @@ class KernelReport:
     registers: of each thread at launch. stack, static_smem, dynamic_smem: bytes; dynamic_smem is None where a call
     decides or where only the machine code was at hand. threads: of a block, None where a call decides.
     setmaxreg: what USETMAXREG asks for, as ("DEALLOC", 40). opcodes: count of each opcode with its modifiers; None
-    where instructions were not read, which only nvdisasm can: counts raise RuntimeError then.
+    where instructions were not read, which only nvdisasm can: counts raise RuntimeError then. order: the opcodes as
+    they stand in the code.
     """
 
     name: str
@@ -46,6 +49,7 @@ class KernelReport:
     threads: int | None
     setmaxreg: tuple = ()
     opcodes: dict | None = field(default_factory=dict)
+    order: tuple = field(default=(), repr=False)
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose opcode is, or begins with and goes on with a modifier, one of these: "LDG.E.128"."""
@@ -118,14 +122,21 @@ def report(what, instructions: bool = True) -> list[KernelReport]:
         kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
         print(kernel.registers, kernel.smem, kernel.count("LDG.E.128"))
     """
-    data, dynamic = _code(what)
-    found = [_kernel(name, facts, dynamic.get(name), lines)
-             for cubin in elf.cubins(data)
-             for lines in (_listing(cubin) if instructions else None,)
-             for name, facts in elf.kernels(cubin).items()]
-    if not found:
-        raise ValueError(f"{what}: no machine code of a GPU in it")
-    return found
+    return reports([what], instructions)[0]
+
+
+def reports(several: list, instructions: bool = True) -> list[list[KernelReport]]:
+    """``report`` of each of several, whose instructions are read together: nvdisasm takes 0.28 s to begin, and a
+    hundredth of a second for a kernel."""
+    codes = [_code(what) for what in several]
+    files = [elf.cubins(data) for data, _ in codes]
+    for what, of in zip(several, files):
+        if not any(map(elf.kernels, of)):
+            raise ValueError(f"{what}: no machine code of a GPU in it")
+    listings = iter(_listings([cubin for of in files for cubin in of]) if instructions else itertools.repeat(None))
+    return [[_kernel(name, facts, dynamic.get(name), lines)
+             for cubin in of for lines in (next(listings),) for name, facts in elf.kernels(cubin).items()]
+            for of, (_, dynamic) in zip(files, codes)]
 
 
 def missing() -> str | None:
@@ -194,6 +205,7 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
 
     Args:
         what: as ``report`` takes it: a Recipe (``MyKernel.recipe(x=x, ...)``), a file, or what ``cute.compile`` gave.
+            Or the list that ``report`` returned.
         wanted: without it: no spills, no stack, no serialised wgmma, and a launch that an SM can take.
 
     Returns:
@@ -209,7 +221,7 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
         shipped = catalog.select(["softmax-bf16-n4096"])[0]
         testing.assert_sass(shipped.recipe, testing.Expectation(registers=64, instructions=("STG.E.128",)))
     """
-    kernels = report(what)
+    kernels = what if isinstance(what, list) else report(what)
     wrong = expect_all(kernels, wanted)
     if wrong:
         raise AssertionError(f"{'; '.join(wrong)}\n{text(getattr(what, 'builder', 'kernel'), kernels)}")
@@ -254,7 +266,7 @@ def by_address(what, names: tuple[str, ...] = ("",)) -> dict[str, dict[int, str]
         if not any(name.startswith(names) for name in elf.kernels(cubin)):
             continue
         current = None
-        for line in _disassembled(cubin).splitlines():
+        for line in _disassembled(cubin, "-c").splitlines():
             section = re.match(r"^\.text\.(\S+):", line)
             if section:
                 current = found.setdefault(section.group(1), {})
@@ -306,38 +318,42 @@ def _code(what) -> tuple[bytes, dict]:
 def _kernel(name, facts, dynamic, lines):
     if lines is None:
         return KernelReport(name, dynamic_smem=dynamic, opcodes=None, **facts)
-    setmaxreg, opcodes = [], collections.Counter()
-    for opcode, operands in lines.get(name, ()):
-        opcodes[opcode] += 1
-        if opcode.startswith("USETMAXREG"):
-            setmaxreg.append((opcode.split(".")[1], int(operands.split(",")[-1].strip(), 0)))
-    return KernelReport(name, dynamic_smem=dynamic, setmaxreg=tuple(setmaxreg), opcodes=dict(opcodes), **facts)
+    order = tuple(sys.intern(opcode) for opcode, _ in lines[name])
+    setmaxreg = tuple((opcode.split(".")[1], int(operands.split(",")[-1].strip(), 0))
+                      for opcode, operands in lines[name] if opcode.startswith("USETMAXREG"))
+    return KernelReport(name, dynamic_smem=dynamic, setmaxreg=setmaxreg, opcodes=dict(collections.Counter(order)),
+                        order=order, **facts)
 
 
-def _listing(cubin: bytes) -> dict[str, list[tuple[str, str]]]:
-    """{kernel: [(opcode with modifiers, operands)]}."""
-    found, current = {}, None
-    for line in _disassembled(cubin).splitlines():
-        section = re.match(r"^\.text\.(\S+):", line)
-        if section:
-            current = found.setdefault(section.group(1), [])
-        elif current is not None and _NEVER not in line:
+def _listings(cubins: list) -> list[dict[str, list[tuple[str, str]]]]:
+    """{kernel: [(opcode with modifiers, operands)]} of each: those for one architecture in one run of nvdisasm, which
+    gets their instructions alone, one kernel's behind the other's."""
+    texts, found = [elf.text(cubin) for cubin in cubins], [{} for _ in cubins]
+    for arch in {*map(elf.architecture, cubins)}:
+        code, parts = b"", []
+        for one, of in ((one, of) for cubin, one, of in zip(cubins, texts, found) if elf.architecture(cubin) == arch):
+            for name, instructions in one.items():
+                parts.append((len(code), of.setdefault(name, [])))
+                code += instructions
+        starts = [start for start, _ in parts]
+        for line in _disassembled(code, "-b", f"SM{arch}{'a' * (arch >= 90)}").splitlines():
             instruction = _LINE.match(line)
-            if instruction:
-                current.append(instruction.groups())
+            if instruction and _NEVER not in line:
+                address, opcode, operands = instruction.groups()
+                parts[bisect.bisect(starts, int(address, 16)) - 1][1].append((opcode, operands))
     return found
 
 
-def _disassembled(cubin):
+def _disassembled(code, *options):
     tool = nvdisasm()
     if tool is None:
         raise RuntimeError(_MISSING)
     with tempfile.TemporaryDirectory(prefix="tkq-sass-") as folder:
-        path = os.path.join(folder, "kernel.cubin")
-        pathlib.Path(path).write_bytes(cubin)
+        path = os.path.join(folder, "code")
+        pathlib.Path(path).write_bytes(code)
         # Without the analysis of data flow: a quarter of the tool's time, for where indirect jumps go, which nothing
         # here reads.
-        done = subprocess.run([tool, "-c", "-ndf", path], capture_output=True, text=True)
+        done = subprocess.run([tool, *options, "-ndf", path], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{tool}: {done.stderr.strip()}")
     return done.stdout

@@ -9,8 +9,6 @@ from tkq.convolution.plan import plan, run_tokens, widest
 from tkq.convolution.spec import ConvSpec, StepSpec, vectors
 from tkq.testing import sass
 
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
-
 
 @pytest.mark.parametrize("layout, gradients", list(itertools.product(("channels", "time"), (None, "both"))))
 def test_runs_are_of_whole_groups_and_cover_all_tokens(layout, gradients):
@@ -40,10 +38,14 @@ def test_specs_refuse_by_name(words, make):
         make()
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", [
     "causal_conv1d-bf16-w4-channels-backward-bias", "causal_conv1d-bf16-w4-channels-forward-bias-state-packed",
     "causal_conv1d-bf16-w4-time-backward-bias", "causal_conv1d_step-w4-l4-int32-bias"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)

@@ -12,12 +12,16 @@ pytestmark = pytest.mark.filterwarnings("error:This static loop has")
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", ["based-bf16-v64", "based-bf16-v64-states", "based_dk-bf16-v64",
                                   "based_prepare-bf16-v64"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)
 
 
 @needs_nvdisasm

@@ -12,17 +12,22 @@ from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.spec import COLUMN_DIMS, VALUE_DIMS
 from tkq.testing import sass
 
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 # Of each there is one here that has all its code and as many registers to fill: with states of a pool; as wide, in the
-# same order of tokens; with pairs besides. Of both the delta rule's gradients the third of `test_other_sizes` has it,
-# packed sequences and a beta of 16 bits.
+# same order of tokens; with pairs besides. Of the delta rule with states and of both its gradients the third of
+# `test_other_sizes` has it, packed sequences and a beta of 16 bits, in the reversed order; in the other one there are
+# its updates.
 HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
                   "linear_attn_dk-bf16-k64-v128-column", "linear_attn-bf16-k128-v128-column-states",
+                  "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
                   "gated_delta_rule_du-bf16-k128-v128-column-packed",
                   "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16")
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", [
     "linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
     "linear_attn-bf16-k128-v128-column-states", "linear_attn_dq-bf16-k128-v128-column",
@@ -34,20 +39,20 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_dq-bf16-k128-v128-column",
     "gated_delta_rule_dk-bf16-k128-v128-column-packed"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)
 
 
-@needs_nvdisasm
 @pytest.mark.parametrize("spec", [
     ChannelSpec("fp16", 48, 112, "bf16", "bf16"), ChannelSpec("fp16", 128, 256, reverse=True),
     ChannelSpec("bf16", 128, 128, "fp32", "fp32", True, "bf16", packed="int32"),
     # its parts are in others: the delta rule in the reversed order at its widest, states, 80 columns of values
     pytest.param(ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"), marks=pytest.mark.slow),
     ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, of_values=True, dot=True)])
-def test_other_sizes(spec):
-    sass.assert_sass(recipe(spec), expectation(spec))
+@pytest.mark.machine_code(recipe=recipe)
+def test_other_sizes(spec, machine_code):
+    sass.assert_sass(machine_code, expectation(spec))
 
 
 def test_beta_of_a_chunk_is_written_while_all_stages_are_in_use():

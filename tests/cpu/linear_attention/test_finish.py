@@ -14,7 +14,6 @@ from tkq.linear_attention.finish.spec import HeadSumsSpec, RowDotsSpec, at_once,
 from tkq.testing import sass
 
 BF16, F32 = torch.bfloat16, torch.float32
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
 def randn(*shape, dtype=F32):
@@ -122,11 +121,15 @@ def test_what_a_spec_refuses(kind, given, words):
 # ---- machine code ---------------------------------------------------------------------------------------------------
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in (*shipped(), *shipped_columns()) if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", [
     "linear_attn_shared_heads-bf16-k128-2", "linear_attn_shared_heads-bf16-k128-column-1",
     "linear_attn_shared_heads-bf16-k128-8", "gated_delta_rule_dbeta-bf16-v128-beta_fp32", "linear_attn_dg-column",
     "linear_attn_dg-column-end", "linear_attn_dg_totals-column"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in (*shipped(), *shipped_columns()) if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)

@@ -21,7 +21,11 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-
                   "gated_delta_rule_behind-bf16-k128-v128-token-dot-beta_fp32-summed")
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
                                   "linear_attn_dv-bf16-k128-v128-token-states",
                                   "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
@@ -32,9 +36,9 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-
                                   "gated_delta_rule_du-bf16-k128-v128-token-packed",
                                   "gated_delta_rule-bf16-k128-v128-token-packed-pool"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)
 
 
 @needs_nvdisasm

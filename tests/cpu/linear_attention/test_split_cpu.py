@@ -23,8 +23,6 @@ from tkq.linear_attention.split.reach import NOTHING
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.testing import sass
 
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
-
 # ---- the plan ---------------------------------------------------------------------------------------------------
 
 SIZES = [Sizes(B, H, S, 128, V, 132, delta, reverse) for B, H, S, V, delta, reverse in itertools.product(
@@ -321,19 +319,20 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 
 # Of outputs, of what a delta rule hands on and of sums those with the fewest registers to spare; states alone, which
 # have the most waits.
-@needs_nvdisasm
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs"))
-def test_kernels_of_segments(name):
+@pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
+def test_kernels_of_segments(name, machine_code):
     """No spills; states alone load no queries and store nothing by TMA but inverses."""
-    sass.assert_sass(recipe(KERNELS[name]), expectation(KERNELS[name]))
+    sass.assert_sass(machine_code, expectation(KERNELS[name]))
 
 
-@needs_nvdisasm
 @pytest.mark.parametrize("transfer, initial, final", [("heads", "bf16", "fp32"), ("matrix", None, "fp32"),
                                                       ("columns", "fp32", None), ("transposed", None, None)])
-def test_kernels_that_combine(transfer, initial, final):
-    kernel, = sass.report(combine(CombineSpec(128, transfer, initial, final, True)))
+@pytest.mark.machine_code(recipe=lambda transfer, initial, final: combine(
+    CombineSpec(128, transfer, initial, final, True)))
+def test_kernels_that_combine(transfer, initial, final, machine_code):
+    kernel, = machine_code
     assert kernel.stack == 0 and kernel.opcodes.get("LDG.E.128", 0) == (0 if transfer == "matrix" else 8)
 
 

@@ -27,12 +27,18 @@ SPECS = {
 }
 
 
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 # "dx" and "forward" are in their packed forms, which have all their code; "gated" is as "packed", in half the columns;
 # "dB" has fewer products than "narrow", and more registers to spare than "dC".
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.sampled(when=lambda name: name not in ("dx", "forward", "gated", "dB"))
-def test_the_widest(name):
-    sass.assert_sass(recipe(SPECS[name]), expectation(SPECS[name]))
+@pytest.mark.machine_code(recipe=lambda name: recipe(SPECS[name]))
+def test_the_widest(name, machine_code):
+    sass.assert_sass(machine_code, expectation(SPECS[name]))
 
 
 # Of the shipped sizes one whose states a single warpgroup has, of the launch that keeps most in registers;
@@ -43,6 +49,6 @@ def test_the_widest(name):
                                   "linear_attn_suffix_sums-factor-end"])
 @pytest.mark.sampled(when=lambda name: name in (
     "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums-factor-end"))
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)

@@ -52,25 +52,32 @@ def test_what_a_state_space_refuses(given, words):
         SsdSpec(**dict(dt="bf16") | given)
 
 
-@needs_nvdisasm
+def of_name(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    return kernel
+
+
 @pytest.mark.parametrize("name", [
     "step_linear_attn-bf16-k128-v128-fp32-int32-token", "step_gated_delta_rule-bf16-k128-v128-fp32-int64-channel",
     "step_gated_delta_rule-bf16-k128-v128-bf16-int32-token-v_first",
     "step_gated_delta_rule-bf16-k128-v128-fp32-int32-token-accepted", "step_ssd-bf16-p64-n128-fp32-int32"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(name).expectation)
 
 
-@needs_nvdisasm
+def spec_of(K, V, state, layout, several):
+    return StepSpec("bf16", K, V, "channel", state, layout, False, "int64", delta="fp32", l2norm=True, several=several)
+
+
 @pytest.mark.parametrize("K, V, state, layout", [
     (256, 128, "fp32", "v"), (256, 256, "bf16", "v"), (256, 64, "bf16", "k"), (144, 48, "bf16", "k"),
     (144, 48, "bf16", "v"), (256, 64, "fp32", "k"), (80, 48, "fp32", "any"), (64, 64, "fp32", "v")])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.sampled(when=lambda K, V, state, layout, several: several == (layout != "v") or (K, V) == (256, 256))
-def test_no_spills(K, V, state, layout, several):
-    spec = StepSpec("bf16", K, V, "channel", state, layout, False, "int64", delta="fp32", l2norm=True, several=several)
-    sass.assert_sass(recipe(spec), expectation(spec))
+@pytest.mark.machine_code(recipe=lambda K, V, state, layout, several: recipe(spec_of(K, V, state, layout, several)))
+def test_no_spills(K, V, state, layout, several, machine_code):
+    sass.assert_sass(machine_code, expectation(spec_of(K, V, state, layout, several)))
 
 
 @needs_nvdisasm

@@ -2,7 +2,7 @@
 import pytest
 
 from tkq.pointwise.catalog import shipped
-from tkq.testing import elf, sass
+from tkq.testing import sass
 
 # one of each: forward and backward, the memory layouts, the sources of positions
 NAMES = ("geglu-bf16-apart-v8-d2-forward", "geglu-bf16-apart-v8-d2-both", "geglu_tanh-bf16-apart-v8-d2-both",
@@ -12,22 +12,15 @@ NAMES = ("geglu-bf16-apart-v8-d2-forward", "geglu-bf16-apart-v8-d2-both", "geglu
 KERNELS = [kernel for kernel in shipped() if kernel.name in NAMES]
 
 
-def opcodes_in_order(recipe):
-    data, _ = sass._code(recipe)
-    return [opcode for cubin in elf.cubins(data) for lines in sass._listing(cubin).values() for opcode, _ in lines]
-
-
 def test_the_names_are_right():
     assert {kernel.name for kernel in KERNELS} == set(NAMES)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_machine_code(kernel):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    found = sass.report(kernel.recipe)
-    assert sass.expect_all(found, kernel.expectation) == [], "\n" + sass.text(kernel.name, found)
-    order = opcodes_in_order(kernel.recipe)
+@pytest.mark.machine_code(recipe=lambda kernel: kernel.recipe)
+def test_machine_code(kernel, machine_code):
+    sass.assert_sass(machine_code, kernel.expectation)
+    order = [opcode for one in machine_code for opcode in one.order]
     loads = [i for i, opcode in enumerate(order) if opcode.startswith("LDG")]
     packed = [i for i, opcode in enumerate(order) if opcode.startswith(("F2FP", "STG"))]
     assert len(loads) >= 3 and max(loads) < min(packed)

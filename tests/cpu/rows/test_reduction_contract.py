@@ -19,9 +19,9 @@ def recipe(name, N, x_type=BF16, w_type=BF16, **options):
     return getattr(contract_kernels, name).recipe(x, torch.zeros(N, dtype=w_type), x, torch.zeros(2), 1e-5, **options)
 
 
-def check(made, instructions, absent=()):
+def check(found, instructions, absent=()):
     """No local memory is in every Expectation."""
-    assert sass.expect_all(sass.report(made), Expectation(instructions=instructions, absent=absent)) == []
+    assert sass.expect_all(found, Expectation(instructions=instructions, absent=absent)) == []
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
@@ -29,38 +29,41 @@ def check(made, instructions, absent=()):
                                                 (4100, 64, False), (32768, 128, True), (262144, 128, True)])
 # LayerNorm has two exchanges where RMSNorm has one, and the same loads
 @pytest.mark.sampled(when=lambda name, N: name == "LayerNorm" or N in (4096, 262144))
-def test_contract_kernels_compile(name, N, bits, clustered):
+@pytest.mark.machine_code(recipe=lambda name, N: recipe(name, N))
+def test_contract_kernels_compile(name, N, bits, clustered, machine_code):
     wide = (f"LDGSTS.E.{bits}", f"STG.E.{bits}", f"LDG.E.{bits}")
     exchange = ("STAS", "UCGABAR_ARV", "UCGABAR_WAIT") if clustered else ("SHFL",)
     absent = () if clustered else ("STAS", "UCGABAR_ARV")
-    check(recipe(name, N), (*wide, *exchange), absent)
+    check(machine_code, (*wide, *exchange), absent)
 
 
 @pytest.mark.parametrize("types", [(BF16, FP32), (FP32, BF16), (FP32, FP32), (torch.float16, torch.float16)])
-def test_contract_kernels_compile_in_other_types(types):
-    check(recipe("LayerNorm", 2048, *types), ("LDGSTS.E.128", "STG.E.128"))
+@pytest.mark.machine_code(recipe=lambda types: recipe("LayerNorm", 2048, *types))
+def test_contract_kernels_compile_in_other_types(types, machine_code):
+    check(machine_code, ("LDGSTS.E.128", "STG.E.128"))
 
 
 @pytest.mark.parametrize("eps", [(), (1e-5,)])
 def test_the_stream_may_stand_before_eps(eps):
     x = torch.zeros(2, 1000, dtype=BF16)
     made = contract_kernels.RMSNormStreamFirst.recipe(x, x[0], x, torch.zeros(2), *eps)
-    check(made, ("LDGSTS.E.128", "STG.E.128", "SHFL"))
+    check(sass.report(made), ("LDGSTS.E.128", "STG.E.128", "SHFL"))
 
 
 @pytest.mark.parametrize("op", ["add", "max", "min"])
 @pytest.mark.parametrize("N", [1, 1000, 40000])
 @pytest.mark.sampled(each_value=True)
-def test_row_reduce_compiles(op, N):
-    made = reduction_kernels.RowReduce.recipe(torch.zeros(2, N), torch.zeros(2), torch.zeros(2), op=op)
-    check(made, ("SHFL",) if N < 4096 else ("SHFL", "STAS"))
+@pytest.mark.machine_code(recipe=lambda op, N: reduction_kernels.RowReduce.recipe(
+    torch.zeros(2, N), torch.zeros(2), torch.zeros(2), op=op))
+def test_row_reduce_compiles(op, N, machine_code):
+    check(machine_code, ("SHFL",) if N < 4096 else ("SHFL", "STAS"))
 
 
 @pytest.mark.parametrize("N, w_type", [(7, FP32), (1000, FP32), (4096, BF16), (65536, FP32)])
-def test_a_vector_in_the_rows_layout_compiles(N, w_type):
-    x = torch.zeros(2, N, dtype=BF16)
-    made = reduction_kernels.WeightedSum.recipe(x, torch.zeros(N, dtype=w_type), torch.zeros(2))
-    check(made, ("LDG.E.128", "STG.E") if N > 7 else ("LDG.E.U16", "STG.E"))
+@pytest.mark.machine_code(recipe=lambda N, w_type: reduction_kernels.WeightedSum.recipe(
+    torch.zeros(2, N, dtype=BF16), torch.zeros(N, dtype=w_type), torch.zeros(2)))
+def test_a_vector_in_the_rows_layout_compiles(N, w_type, machine_code):
+    check(machine_code, ("LDG.E.128", "STG.E") if N > 7 else ("LDG.E.U16", "STG.E"))
 
 
 def test_only_two_lines_of_the_contract_kernels_know_tkq():
@@ -161,7 +164,7 @@ def test_as_many_rows_as_columns():
              for rstd in (torch.zeros(64), torch.zeros(65)[1:])]
     assert kinds == [["matrix", "columns", "matrix", kind, "float"] for kind in ("columns", "rows")]
     made = contract_kernels.RMSNorm.recipe(x, w, x, torch.zeros(65)[1:], 1e-5)
-    check(made, ("LDGSTS.E.128", "STG.E.128"))
+    check(sass.report(made), ("LDGSTS.E.128", "STG.E.128"))
 
 
 def test_one_row_has_no_stride():
@@ -174,4 +177,5 @@ def test_one_row_has_no_stride():
 
 def test_a_kernel_of_narrow_accesses_takes_any_address():
     x, rows = torch.zeros(4, 1001)[:, 1:], torch.zeros(4)
-    check(reduction_kernels.RowReduceAnywhere.recipe(x, rows, rows, op="add"), ("LDG.E",), ("LDG.E.64", "LDG.E.128"))
+    made = reduction_kernels.RowReduceAnywhere.recipe(x, rows, rows, op="add")
+    check(sass.report(made), ("LDG.E",), ("LDG.E.64", "LDG.E.128"))

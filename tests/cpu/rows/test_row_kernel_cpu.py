@@ -25,28 +25,39 @@ def calls(N):
                                  offset=1.0)
 
 
+def recipe(cls, arguments):
+    return cls.recipe(**arguments)
+
+
 @pytest.mark.parametrize("N", [1024, 7])
 @pytest.mark.parametrize("i", range(7))
 # rows without a ring: of one stream, of the most numbers, of the most streams
 @pytest.mark.sampled(when=lambda N, i: N != 7 or i in (0, 4, 6))
-def test_every_kind_compiles(N, i):
+@pytest.mark.machine_code(recipe=lambda N, i: recipe(*list(calls(N))[i]))
+def test_every_kind_compiles(N, i, machine_code):
     cls, arguments = list(calls(N))[i]
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    for kernel in sass.report(cls.recipe(**arguments)):
+    for kernel in machine_code:
         assert not kernel.spill_loads and not kernel.stack, cls
         ring = N != 7 and cls is not kernels.LogSumExp
         assert kernel.count("UBLKCP") == 2 * ring * len([n for n in cls.loads if n in arguments])
 
 
 @pytest.mark.parametrize("i", range(7))
-def test_every_kind_compiles_for_a_cluster(i):
-    cls, arguments = list(calls(32768))[i]
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    for kernel in sass.report(cls.recipe(**arguments)):
+@pytest.mark.machine_code(recipe=lambda i: recipe(*list(calls(32768))[i]))
+def test_every_kind_compiles_for_a_cluster(i, machine_code):
+    cls, _ = list(calls(32768))[i]
+    for kernel in machine_code:
         assert not kernel.spill_loads and not kernel.stack, cls
         assert bool(kernel.count("STAS")) == (cls is not kernels.BiasGradient)
+
+
+def numbers_alone(N, i):
+    x, rows = torch.zeros(4, N, dtype=BF16), torch.zeros(4)
+    return (
+        (kernels.LogSumExp, dict(x=x, lse=rows)), (kernels.LogSumExp, dict(x=x.float(), lse=rows)),
+        (kernels.ExactLayerNorm, dict(x=x, mean=rows, rstd=rows, eps=1e-5)),
+        (kernels.Moments, dict(x=x, m0=rows, m1=rows, m2=rows, m3=rows, m4=rows)),
+        (kernels.Residual, dict(x=x, residual=x.float(), weight=torch.zeros(N), rstd=rows, eps=1e-5, offset=1.0)))[i]
 
 
 @pytest.mark.parametrize("N", [96, 1001, 4096, 8192])
@@ -54,18 +65,12 @@ def test_every_kind_compiles_for_a_cluster(i):
 # every kernel at the widest that is held; at an odd size those with the most loads and outputs, of which the one that
 # writes the most has the other sizes
 @pytest.mark.sampled(when=lambda N, i: N == 8192 or i == 3 or (N, i) == (1001, 4))
-def test_kernels_that_write_numbers_alone_hold_their_rows_without_spills(N, i):
+@pytest.mark.machine_code(recipe=lambda N, i: recipe(*numbers_alone(N, i)))
+def test_kernels_that_write_numbers_alone_hold_their_rows_without_spills(N, i, machine_code):
     """Whatever their exchanges, loads and types: the plan leaves them registers, though many blocks share them."""
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    x, rows = torch.zeros(4, N, dtype=BF16), torch.zeros(4)
-    cls, arguments = (
-        (kernels.LogSumExp, dict(x=x, lse=rows)), (kernels.LogSumExp, dict(x=x.float(), lse=rows)),
-        (kernels.ExactLayerNorm, dict(x=x, mean=rows, rstd=rows, eps=1e-5)),
-        (kernels.Moments, dict(x=x, m0=rows, m1=rows, m2=rows, m3=rows, m4=rows)),
-        (kernels.Residual, dict(x=x, residual=x.float(), weight=torch.zeros(N), rstd=rows, eps=1e-5, offset=1.0)))[i]
+    cls, arguments = numbers_alone(N, i)
     p = plan(launch.spec_of(cls, arguments).shape)
-    (kernel,) = sass.report(cls.recipe(**arguments))
+    (kernel,) = machine_code
     assert p.held and p.min_blocks_per_sm > 1 and kernel.registers <= p.launch_registers
     assert not kernel.spill_loads and not kernel.stack, (cls, p)
 

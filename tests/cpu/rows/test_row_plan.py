@@ -200,10 +200,8 @@ def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
     assert not kernel.spill_loads and not kernel.stack and kernel.registers <= p.launch_registers
     assert kernel.count("LDG") == p.chunks and not kernel.count("UBLKCP", "USETMAXREG")
     assert bool(kernel.count("STAS")) == (p.cluster > 1)
-    (code,) = sass.by_address(recipe).values()
-    order = [text.split()[0] for _, text in sorted(code.items())]
-    last = max(i for i, op in enumerate(order) if op.startswith("LDG"))
-    assert not any(op.startswith(("FMNMX", "FADD", "SHFL", "MUFU")) for op in order[:last])
+    last = max(i for i, op in enumerate(kernel.order) if op.startswith("LDG"))
+    assert not any(op.startswith(("FMNMX", "FADD", "SHFL", "MUFU")) for op in kernel.order[:last])
 
 
 @pytest.mark.parametrize("choices, columns, says", [

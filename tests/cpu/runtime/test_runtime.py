@@ -103,11 +103,12 @@ def test_ensure_fills_the_disk_cache(recipe):
     assert note["args"] == repr(recipe.args) and note["arch"] == "sm_90a" and note["seconds"] > 0
 
 
-def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
+def test_of_processes_started_at_once_one_compiles_and_later_ones_are_quick_without_the_dsl(recipe):
     if link.why_not():
         pytest.skip(link.why_not())
-    first = finish(start(recipe))
-    assert first["dsl"] and first["y"] == [0, 2, 4, 6, 8]
+    first = [finish(process) for process in [start(recipe) for _ in range(2)]]  # test_cache_at_once has more
+    assert any(seen["dsl"] for seen in first) and all(seen["y"] == [0, 2, 4, 6, 8] for seen in first)
+    assert compiles(recipe) == 1
     later = [finish(start(recipe))]
     while later[-1]["seconds"] > 0.040 and len(later) < 3:
         later.append(finish(start(recipe)))
@@ -122,12 +123,6 @@ def test_torch_may_come_last(recipe):
     """It has not been imported where a kernel is compiled and loaded."""
     seen = finish(start(recipe, "torch comes last"))
     assert seen["y"] == [0, 2, 4, 6, 8] and seen["dsl"] and compiles(recipe) == 2
-
-
-def test_processes_started_cold_at_once_compile_once(recipe):
-    processes = [start(recipe) for _ in range(2)]  # test_cache_at_once has more
-    assert all(finish(process)["y"] == [0, 2, 4, 6, 8] for process in processes)
-    assert compiles(recipe) == 1
 
 
 def test_threads_compile_each_kernel_once(recipe):

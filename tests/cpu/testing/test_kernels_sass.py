@@ -25,11 +25,9 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("kernel", chosen, ids=[kernel.name for kernel in chosen])
 
 
-def test_machine_code(kernel):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    found = sass.report(kernel.recipe)
-    assert sass.expect_all(found, kernel.expectation) == [], "\n" + sass.text(kernel.name, found)
+@pytest.mark.machine_code(recipe=lambda kernel: kernel.recipe)
+def test_machine_code(kernel, machine_code):
+    assert sass.expect_all(machine_code, kernel.expectation) == [], "\n" + sass.text(kernel.name, machine_code)
 
 
 def test_the_quick_kernels_are_some_of_each_kind():

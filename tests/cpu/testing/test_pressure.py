@@ -55,33 +55,33 @@ def test_it_is_part_of_a_kernel_s_name_while_it_holds():
 
 
 @pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
-def test_machine_code_has_it_where_it_was_asked_for_and_only_there():
-    def code(**given):
+def test_machine_code_has_it_where_it_was_asked_for_and_only_there(tmp_path):
+    wanted = {"plain": {}, "wait": dict(naps={"consumer": 500}), "late": dict(naps={"start": 500}),
+              "alone": dict(naps={"start": 500}, one_group=True), "load": dict(naps={"load": 500}),
+              "spoilt": dict(poison=True), "again": {}}
+    code = {}
+    for name, given in wanted.items():
         pressure(**given)
-        compiled = build.compile_recipe(FEW_ROWS)
-        cubin, = elf.cubins(build.exported(compiled, "tkq_pressed"))
-        return cubin, sass.report(compiled)[0]
-
-    plain, report = code()
-    slept = report.count("NANOSLEEP")  # waits on semaphores do
-    wait, asleep = code(naps={"consumer": 500})
-    assert wait != plain and asleep.count("NANOSLEEP") == slept + 2  # behind a wait, and behind a release
-    late, asleep = code(naps={"start": 500})
-    assert asleep.count("NANOSLEEP") == slept + 1
-    alone, asleep = code(naps={"start": 500}, one_group=True)
-    assert alone != late and asleep.count("NANOSLEEP") == slept + 1
-    assert code(naps={"load": 500})[1].count("NANOSLEEP") == slept + 2
-    spoilt = code(poison=True)[1]
-    assert spoilt.wide("STS") > report.wide("STS") and spoilt.count("BPT") > report.count("BPT")  # a trap
-    assert code()[0] == plain
+        code[name], = elf.cubins(build.exported(build.compile_recipe(FEW_ROWS, runs=False), "tkq_pressed"))
+        (tmp_path / name).write_bytes(code[name])
+    report = dict(zip(wanted, (one for one, in sass.reports([tmp_path / name for name in wanted]))))
+    slept = {name: one.count("NANOSLEEP") - report["plain"].count("NANOSLEEP")  # waits on semaphores do
+             for name, one in report.items()}
+    # behind a wait and behind a release; at the start, of one group as of all; behind both loads
+    assert slept == {"plain": 0, "wait": 2, "late": 1, "alone": 1, "load": 2, "spoilt": slept["spoilt"], "again": 0}
+    assert code["again"] == code["plain"] != code["wait"] and code["alone"] != code["late"]
+    assert report["spoilt"].wide("STS") > report["plain"].wide("STS")
+    assert report["spoilt"].count("BPT") > report["plain"].count("BPT")  # a trap
 
 
 @pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 def test_naps_before_a_copy_s_arrival_and_behind_barriers():
-    def slept(builder, options, **naps):
+    def compiled(builder, options, **naps):
         pressure(naps)
-        return sass.report(build.compile_recipe(of_tile_layer(builder, options)))[0].count("NANOSLEEP")
+        return build.compile_recipe(of_tile_layer(builder, options), runs=False)
 
     copy, barriers = ("memory:build_copy_async", (3,)), ("sync:build_named_barrier", ())
-    assert slept(*copy, load=500) == slept(*copy) + 1
-    assert slept(*barriers, barrier=500) == slept(*barriers) + 3  # two at the named one, one at the block's
+    slept = [kernel.count("NANOSLEEP") for kernel, in sass.reports([
+        compiled(*copy), compiled(*copy, load=500), compiled(*barriers), compiled(*barriers, barrier=500)])]
+    assert slept[1] == slept[0] + 1
+    assert slept[3] == slept[2] + 3  # two at the named one, one at the block's

@@ -1,5 +1,6 @@
 """The helper that reads machine code: on kernels whose code is known, and its judgement on made-up ones."""
 import dataclasses
+import re
 
 import pytest
 
@@ -64,6 +65,22 @@ def test_a_bare_object_file_tells_all_but_the_launch(tmp_path):
     assert from_object.dynamic_smem is None
     assert sass.report(tmp_path / "x.cubin") == [from_object]
     assert dataclasses.replace(from_object, dynamic_smem=0) == sass.report(SCALE)[0]
+
+
+@needs_nvdisasm
+def test_several_are_read_together_as_each_by_itself():
+    assert sass.reports([SPILLS, SCALE, SPILLS]) == [sass.report(SPILLS), sass.report(SCALE), sass.report(SPILLS)]
+    with pytest.raises(ValueError, match="no machine code"):
+        sass.reports([SCALE, HOST])
+
+
+@needs_nvdisasm
+def test_opcodes_stand_in_the_code_s_order():
+    """As the whole file shows them, not their bytes alone."""
+    kernel, = sass.report(SPILLS)
+    code, = sass.by_address(SPILLS).values()
+    assert len(code) > 100 and list(kernel.order) == [
+        re.sub(r"^(@\S+)?\s*", "", text).split()[0] for _, text in sorted(code.items()) if "@!PT" not in text]
 
 
 def test_what_is_no_kernel(tmp_path):

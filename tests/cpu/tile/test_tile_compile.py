@@ -4,7 +4,6 @@ import collections
 import pytest
 
 from tests.helpers.tile import cases
-from tkq import runtime
 from tkq.runtime.compile.expectation import Expectation
 from tkq.testing import sass
 
@@ -22,15 +21,15 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("builder,args,opcodes", chosen)
 
 
-def test_compiles(builder, args, opcodes):
+@pytest.mark.machine_code(recipe=cases.recipe)
+def test_compiles(builder, args, opcodes, machine_code):
     # A product of one step has one wait: serialised or not is to be seen where there are several.
     wanted = Expectation(instructions=opcodes, waits_per_mma=1.0 if builder == "mma:build" else 0.5)
-    kernels = sass.report(runtime.compile_recipe(cases.recipe(builder, args)))
-    assert len(kernels) == 1 and sass.expect(kernels[0], wanted) == []
+    assert len(machine_code) == 1 and sass.expect(machine_code[0], wanted) == []
 
 
 def test_multicast_is_in_the_instruction():
-    kernel, = sass.report(runtime.compile_recipe(cases.recipe("memory:build_multicast", ("bf16", 64, 64, 2, 2))))
+    kernel, = sass.report(cases.recipe("memory:build_multicast", ("bf16", 64, 64, 2, 2)))
     assert any(op.startswith("UTMALDG") and "MULTICAST" in op for op in kernel.opcodes)
 
 

@@ -7,7 +7,7 @@ from tkq.runtime.compile import build
 
 def compiled(recipe, folder):
     """({arrivals: semaphores} that a kernel initialises, the registers that its roles ask for). folder: for the PTX."""
-    ptx = build.compile_recipe(recipe, options=f"--keep-ptx --dump-dir {folder}").__ptx__
+    ptx = build.compile_recipe(recipe, options=f"--keep-ptx --dump-dir {folder}", runs=False).__ptx__
     values = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", ptx))
     counts = re.findall(r"mbarrier\.init\.\S+\s+\[[^\]]*\], (\S+);", ptx)
     registers = {int(n) for n in re.findall(r"setmaxnreg\.\S+\s+(\d+);", ptx)}

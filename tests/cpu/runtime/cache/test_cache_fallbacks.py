@@ -29,6 +29,12 @@ RECIPE = Recipe("tests.helpers.process.kernels_for_tests:build_scale", (Scale(fa
 needs_compiler = pytest.mark.skipif(link.why_not() is not None, reason="no C compiler, or no runtime of the DSL")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch):
+    """What a test here asks for the cache finds the folders of that test, and none of them is left to others."""
+    monkeypatch.setattr(build, "_cache", None)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TKQ_CACHE_DIR", str(tmp_path / "kernels"))
