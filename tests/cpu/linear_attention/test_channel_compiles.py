@@ -15,12 +15,14 @@ from tkq.testing import sass
 # Of each there is one here that has all its code and as many registers to fill: with states of a pool; as wide, in the
 # same order of tokens; with pairs besides. Of the delta rule with states and of both its gradients the third of
 # `test_other_sizes` has it, packed sequences and a beta of 16 bits, in the reversed order; in the other one there are
-# its updates.
+# its updates. The delta rule's gradient of keys is that of queries in the reversed order, with sums, states and packed
+# sequences besides; linear attention's of queries is that without pairs.
 HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
                   "linear_attn_dk-bf16-k64-v128-column", "linear_attn-bf16-k128-v128-column-states",
                   "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
                   "gated_delta_rule_du-bf16-k128-v128-column-packed",
-                  "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16")
+                  "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "linear_attn_dq-bf16-k128-v128-column",
+                  "gated_delta_rule_dq-bf16-k128-v128-column")
 
 
 def of_name(name):
