@@ -14,12 +14,14 @@ from tests.helpers.sanitizer.calls import main, on, randn
 
 
 def segments(device):
-    """One head of 2,048 tokens, which is computed in segments; forward."""
+    """One head of 2,048 tokens, which is computed in segments; the delta rule's 24, by blocks, too; forward."""
     q, k, v, g, initial = on(
         device, randn(0, 1, 2048, 1, 64), randn(1, 1, 2048, 1, 64) / 8, randn(2, 1, 2048, 1, 64),
         -randn(3, 1, 2048, 1, dtype=torch.float32).abs(), randn(4, 1, 1, 64, 64, dtype=torch.float32))
     yield "linear_attn in segments", tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
     yield "gated_delta_rule in segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
+    v, gates = v.repeat(1, 1, 24, 2), g.repeat(1, 1, 24)
+    yield "gated_delta_rule in segments by blocks", (tkq.gated_delta_rule(q, k, v, gates, gates.exp()),)
 
 
 def blocks(device):
