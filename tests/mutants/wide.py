@@ -20,7 +20,7 @@ MUTANTS = (
             release_before(smem.k_pipe, regs.ring, 1)
             tk.mma_wait(1)
          """, READS),
-        ("p_before_it_is_there", "if const_expr(not first and i == slots.own - slots.early):",
+        ("p_before_it_is_there", "if const_expr(not first and i == slots.own - slots.in_flight):",
          "if const_expr(not first and i == 0):", NAPS),
         ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", ROLES),
         ("o_never_corrected", "of_warps[tk.warp_id() % 4] = Int32(moved)", "of_warps[tk.warp_id() % 4] = Int32(0)",

@@ -30,7 +30,7 @@ class Ring:
     stages: int
     own: int
     values: int
-    early: int
+    in_flight: int
     known: int
     tasks: list
     chance: random.Random
@@ -95,12 +95,12 @@ class Ring:
                         yield from self.p_empty.wait(given & 1 ^ 1)
                     if i and j == STORE_UNDER:
                         self.p = t, i - 1
-                    if i and j == self.own - self.early:
+                    if i and j == self.own - self.in_flight:
                         self.p_full.arrive()
                 self.release(c - 1)
                 if i:
                     given, c = given + 1, c + PARTS * self.values
-                    if not self.early:
+                    if not self.in_flight:
                         self.p_full.arrive()
                 yield from self.pause(30)
             yield from self.p_empty.wait(given & 1 ^ 1)

@@ -19,14 +19,14 @@ class Slots:
 
     def __init__(self, config, head_dim):
         self.own, self.others = config.key_slots(head_dim), PARTS * config.value_slots(head_dim)
-        self.known, self.early = min(config.known(head_dim), STORE_UNDER), config.scores_in_flight
+        self.known, self.in_flight = min(config.known(head_dim), STORE_UNDER), config.scores_in_flight
 
 
 @cute.jit
 def multiply(role, smem, regs, first: Constexpr[bool]):
-    """A step's products. Under them P of the step before goes to the outputs, who begin when all but ``early`` slots
-    are multiplied: before, they would only take the tensor cores from these products, and leave them idle under the
-    softmax.
+    """A step's products. Under them P of the step before goes to the outputs, who begin when all but ``in_flight``
+    slots are multiplied: before, they would only take the tensor cores from these products, and leave them idle under
+    the softmax.
 
     role: its ``slots``; ``operands(smem, regs, i)`` gives (d, a, does d begin?) of slot i; ``store(smem, regs)`` stores
     P. first: there is none yet."""
@@ -46,13 +46,13 @@ def multiply(role, smem, regs, first: Constexpr[bool]):
             smem.p_pipe.acquire_empty(regs.p_ring)
         if const_expr(not first and i == STORE_UNDER):
             role.store(smem, regs)
-        if const_expr(not first and i == slots.own - slots.early):
+        if const_expr(not first and i == slots.own - slots.in_flight):
             commit(smem, regs)
     tk.mma_wait(0)
     release_before(smem.k_pipe, regs.ring, 1)
     if const_expr(not first):
         skip(regs.ring, slots.others)
-        if const_expr(slots.early == 0):
+        if const_expr(slots.in_flight == 0):
             commit(smem, regs)
 
 
