@@ -66,7 +66,7 @@ def _name(spec):
 
 
 def _expectation(spec):
-    """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; with a norm of products
+    """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; with row_sum="mma"
     those with ones, too; P rounded two at a time. Registers handed from the producer to the consumers."""
     config = plan(spec)
     products = 2 * (spec.head_dim + (config.parts + (config.row_sum == "mma")) * config.kv) // 32

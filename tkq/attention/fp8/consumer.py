@@ -163,7 +163,7 @@ class Consumer:
             tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
 
     def sum_up(self, smem, regs):
-        """Begin the sums of P's columns, where norm is one of products."""
+        """Begin the sums of P's columns, with row_sum="mma"."""
         if self.by_ones:
             tk.mm_ABt(regs.sums, regs.p, smem.ones[0])
 

@@ -53,7 +53,7 @@ class Shared:
     q: tk.SharedTile
     k: tk.SharedTile
     v: tk.SharedTile
-    ones: Optional[tk.SharedTile]  # as many as a tile has keys, times ``ONES``; with a norm of products
+    ones: Optional[tk.SharedTile]  # as many as a tile has keys, times ``ONES``; with row_sum="mma"
     task: cute.Tensor
     q_full: tk.Semaphore
     q_empty: tk.Semaphore
@@ -68,7 +68,7 @@ class State:
 
     s: tk.RegTile
     p: tk.RegTile
-    sums: Optional[tk.RegTile]  # of P's columns, with a norm of products
+    sums: Optional[tk.RegTile]  # of P's columns, with row_sum="mma"
     o: tuple  # tiles of neighbouring columns
     product: Optional[tk.RegTile]  # P V of one block, and of one tile of o; fast: None
     max: tk.RowVec
