@@ -94,7 +94,7 @@ def _meant(cache, descale, b, length):
 @pytest.mark.parametrize("size, scale", [(1e30, 1e-31), (1e-30, 1e29), (1e36, 1e-36), (1e36, None), (1e8, None),
                                          (0.0, None), (40.0, None)])
 def test_queries_beyond_float16(size, scale):
-    """Rows of q of any size: each is scaled by itself. Scores, too: the largest weighs 1."""
+    """Rows of q of any size: each is scaled by itself. Scores, too: no weight is beyond float16."""
     cache, descales = float8(make([700, 5000], 16, 2, 128), "head")
     q = queries(2, 1, 8, 128).clamp(-1, 1) * size
     q[:, :, 1::2] *= 1e-3

@@ -58,7 +58,7 @@ class DirectOutput:
 
     @cute.jit
     def give_sums(self, g, sums, regs):
-        """The warp's largest scores and sums; NaN where a page lied, or a length."""
+        """What the warp took from scores, and its sums; NaN where a page lied, or a length."""
         plan, warp, page = g.plan, tk.warp_id(), cute.arch.vote_any_sync((regs.fault[0] & PAGE) != 0)
         if page and tk.lane_id() == 0:
             plan[words.BAD_PAGE] = Int32(1)
@@ -74,7 +74,7 @@ class DirectOutput:
                 sums[FEW + 2 * tk.lane_id() + e, warp] = norm
 
     def both(self, sums, regs, query, e):
-        """(the log-sum-exp, base 2, of all warps; one over their sum, in the unit of the largest score; what this
+        """(the log-sum-exp, base 2, of all warps; one over their sum, in the largest of their units; what this
         warp's part is multiplied by to be in that unit)."""
         tops = [sums[query, w] for w in range(self.warps)]
         top = tops[0]
