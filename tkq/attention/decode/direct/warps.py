@@ -20,7 +20,7 @@ COLUMNS = range(2)  # of the 8 packed queries a lane has 2t and 2t + 1
 
 
 class DirectShared(NamedTuple):
-    """o (warps * 8 * columns, 1) and, of each warp, what was taken from scores and the sums (16, warps); ticket (1, 1)."""
+    """o (warps * 8 * columns, 1) and, of each warp, what it took from scores, its sums (16, warps); ticket (1, 1)."""
 
     o: cute.Tensor
     sums: cute.Tensor
