@@ -95,7 +95,7 @@ MUTANTS = (
          SPLIT_DELTA),
         ("a_transfer_from_zeros", "view[r, j] = one", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("transfers_of_what_leaves_nothing",
-         "one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)", "pass", BY_BLOCKS_BACK),
+         "one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)", "pass", BY_BLOCKS),
         ("halves_that_the_other_alone_decides",
          "nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)",
          "nothing = (n % 2 == int(self.spec.reverse)) & (g.reach[n ^ 1, head] == ALL)",

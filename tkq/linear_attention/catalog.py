@@ -187,7 +187,8 @@ def _of_one_group():
 def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
-    that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each."""
+    that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each: where
+    sequences are packed or segments have outputs a thread may spill up to four numbers."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
         back = (spec.writes + spec.head_dim // 64) * spec.reverse

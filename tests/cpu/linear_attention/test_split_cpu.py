@@ -323,7 +323,8 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 @pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs"))
 @pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
 def test_kernels_of_segments(name, machine_code):
-    """No spills; states alone load no queries and store nothing by TMA but inverses."""
+    """No spills, but a few numbers of outputs by blocks; states alone load no queries and store nothing by TMA but
+    inverses."""
     sass.assert_sass(machine_code, expectation(KERNELS[name]))
 
 
@@ -353,8 +354,26 @@ def test_what_a_spec_refuses(given):
         LinearSpec("bf16", 64, 64, **given)
 
 
+@pytest.mark.parametrize("given, words", [
+    (dict(delta=None, inverse=None), "reach"), (dict(gate="none"), "reach"),
+    (dict(part="outputs", initial="fp32", final=None, inverse="in", halves=False), "reach"),
+    (dict(reach=False), "halves"), (dict(part="transfers", inverse="in"), "halves"),
+    (dict(blocks=True, inverse=None), "blocks")])
+def test_what_a_spec_of_what_reaches_refuses(given, words):
+    with pytest.raises(ValueError, match=f"LinearSpec: {words}, allowed is with"):
+        replace(KERNELS["delta states"], **given)
+
+
+@pytest.mark.parametrize("given", [dict(dtype="fp32"), dict(head_dim=96), dict(beta="fp16")])
+def test_what_a_spec_of_reach_refuses(given):
+    name, = given
+    with pytest.raises(ValueError, match=f"ReachSpec: {name} is "):
+        ReachSpec(**dict(dtype="bf16", head_dim=64, beta="fp32") | given)
+
+
 @pytest.mark.parametrize("given, words", [(dict(head_dim=40), "head_dim is 40"), (dict(transfer="all"), "transfer"),
-                                          (dict(initial="fp16"), "initial"), (dict(final="fp16"), "final")])
+                                          (dict(initial="fp16"), "initial"), (dict(final="fp16"), "final"),
+                                          (dict(reach=True), "reach"), (dict(transfer="heads", reach=True), "reach")])
 def test_what_a_spec_of_combined_states_refuses(given, words):
     with pytest.raises(ValueError, match=f"CombineSpec: {words}"):
         CombineSpec(**dict(head_dim=64) | given)

@@ -1,5 +1,6 @@
-"""A launch of the engine, or, where few long sequences would leave most of the GPU idle, three: the states that
-segments of sequences make, those that they begin with, and the outputs."""
+"""A launch of the engine, or, where few long sequences would leave most of the GPU idle, several: the states that
+segments of sequences make, those that they begin with, and the outputs; with the delta rule also what segments make of
+a state, and with its gates, ahead of all, which chunks reach a segment's end."""
 from __future__ import annotations
 
 import torch
