@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.convolution.catalog import shipped
 from tkq.convolution.config import WARP
 from tkq.convolution.plan import plan, run_tokens, widest
@@ -38,14 +39,9 @@ def test_specs_refuse_by_name(words, make):
         make()
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
-
-
 @pytest.mark.parametrize("name", [
     "causal_conv1d-bf16-w4-channels-backward-bias", "causal_conv1d-bf16-w4-channels-forward-bias-state-packed",
     "causal_conv1d-bf16-w4-time-backward-bias", "causal_conv1d_step-w4-l4-int32-bias"])
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)

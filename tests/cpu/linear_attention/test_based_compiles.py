@@ -1,6 +1,7 @@
 """Machine code of Based's launches, without a GPU: no spills, tensor cores not serialised."""
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.based.catalog import expectation, gradient_expectation, shipped
 from tkq.linear_attention.based.gradients import recipe as gradient_recipe
 from tkq.linear_attention.based.launch import recipe
@@ -12,16 +13,11 @@ pytestmark = pytest.mark.filterwarnings("error:This static loop has")
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
-
-
 @pytest.mark.parametrize("name", ["based-bf16-v64", "based-bf16-v64-states", "based_dk-bf16-v64",
                                   "based_prepare-bf16-v64"])
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
 @needs_nvdisasm

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.channels.ahead import slots
 from tkq.linear_attention.channels.catalog import expectation, shipped
 from tkq.linear_attention.channels.launch import recipe
@@ -13,21 +14,13 @@ from tkq.linear_attention.spec import COLUMN_DIMS, VALUE_DIMS
 from tkq.testing import sass
 
 # Of each there is one here that has all its code and as many registers to fill: with states of a pool; as wide, in the
-# same order of tokens; with pairs besides. Of the delta rule with states and of both its gradients the third of
-# `test_other_sizes` has it, packed sequences and a beta of 16 bits, in the reversed order; in the other one there are
-# its updates. The delta rule's gradient of keys is that of queries in the reversed order, with sums, states and packed
-# sequences besides; linear attention's of queries is that without pairs.
+# same order of tokens; with pairs besides. Of both the delta rule's gradients of values the third of `test_other_sizes`
+# has it, packed sequences and a beta of 16 bits. Its gradient of keys is that of queries in the reversed order, with
+# sums, states and packed sequences besides.
 HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
                   "linear_attn_dk-bf16-k64-v128-column", "linear_attn-bf16-k128-v128-column-states",
-                  "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
                   "gated_delta_rule_du-bf16-k128-v128-column-packed",
-                  "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "linear_attn_dq-bf16-k128-v128-column",
-                  "gated_delta_rule_dq-bf16-k128-v128-column")
-
-
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
+                  "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_dq-bf16-k128-v128-column")
 
 
 @pytest.mark.parametrize("name", [
@@ -41,9 +34,9 @@ def of_name(name):
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_dq-bf16-k128-v128-column",
     "gated_delta_rule_dk-bf16-k128-v128-column-packed"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
 @pytest.mark.parametrize("spec", [

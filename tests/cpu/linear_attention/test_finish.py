@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.emulation.finish import ColumnSumsOnCpu, HeadSumsOnCpu, RowDotsOnCpu, function
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.channels.catalog import shipped as shipped_columns
 from tkq.linear_attention.channels.launch import column_sums
 from tkq.linear_attention.channels.plan import FILLED, sums_segments
@@ -121,15 +122,10 @@ def test_what_a_spec_refuses(kind, given, words):
 # ---- machine code ---------------------------------------------------------------------------------------------------
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in (*shipped(), *shipped_columns()) if kernel.name == name)
-    return kernel
-
-
 @pytest.mark.parametrize("name", [
     "linear_attn_shared_heads-bf16-k128-2", "linear_attn_shared_heads-bf16-k128-column-1",
     "linear_attn_shared_heads-bf16-k128-8", "gated_delta_rule_dbeta-bf16-v128-beta_fp32", "linear_attn_dg-column",
     "linear_attn_dg-column-end", "linear_attn_dg_totals-column"])
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name((*shipped(), *shipped_columns()), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name((*shipped(), *shipped_columns()), name).expectation)

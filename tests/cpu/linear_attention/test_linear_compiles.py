@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import plan
@@ -21,11 +22,6 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-
                   "gated_delta_rule_behind-bf16-k128-v128-token-dot-beta_fp32-summed")
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
-
-
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
                                   "linear_attn_dv-bf16-k128-v128-token-states",
                                   "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
@@ -36,9 +32,9 @@ def of_name(name):
                                   "gated_delta_rule_du-bf16-k128-v128-token-packed",
                                   "gated_delta_rule-bf16-k128-v128-token-packed-pool"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
 @needs_nvdisasm

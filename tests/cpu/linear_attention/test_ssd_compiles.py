@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
@@ -27,11 +28,6 @@ SPECS = {
 }
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
-
-
 # "dx" and "forward" are in their packed forms, which have all their code; "gated" is as "packed", in half the columns;
 # "dB" has fewer products than "narrow", and more registers to spare than "dC".
 @pytest.mark.parametrize("name", SPECS)
@@ -49,6 +45,6 @@ def test_the_widest(name, machine_code):
                                   "linear_attn_suffix_sums-factor-end"])
 @pytest.mark.sampled(when=lambda name: name in (
     "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums-factor-end"))
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)

@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.linear_attention.step.catalog import expectation, shipped
 from tkq.linear_attention.step.launch import recipe
 from tkq.linear_attention.step.plan import FEW, plan, warps_of
@@ -52,18 +53,13 @@ def test_what_a_state_space_refuses(given, words):
         SsdSpec(**dict(dt="bf16") | given)
 
 
-def of_name(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    return kernel
-
-
 @pytest.mark.parametrize("name", [
     "step_linear_attn-bf16-k128-v128-fp32-int32-token", "step_gated_delta_rule-bf16-k128-v128-fp32-int64-channel",
     "step_gated_delta_rule-bf16-k128-v128-bf16-int32-token-v_first",
     "step_gated_delta_rule-bf16-k128-v128-fp32-int32-token-accepted", "step_ssd-bf16-p64-n128-fp32-int32"])
-@pytest.mark.machine_code(recipe=lambda name: of_name(name).recipe)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
-    sass.assert_sass(machine_code, of_name(name).expectation)
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
 def spec_of(K, V, state, layout, several):

@@ -21,10 +21,10 @@ class Fp8Config:
     consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
     have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
     parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
-    enough. row_sum: "registers" adds the exponentials up before they are rounded; "mma" multiplies P, that is
-    rounded, by ones. software_exp2: one of so many groups of four elements of P is made without the units that
-    exponentials and conversions take (``tkq.tile.exp2_e4m3``), 0: none; they are in no sum of registers. registers: of
-    a producer's thread and a consumer's; without, tkq.tile's own."""
+    enough. row_sum: "registers" adds the exponentials up before they are rounded; "mma" multiplies the rounded P by
+    columns of ones. software_exp2: with n, every n-th group of four elements of P is computed by integer and half
+    precision instructions, without ex2 and conversions (``tkq.tile.exp2_e4m3``); 0: none. That takes row_sum="mma".
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
