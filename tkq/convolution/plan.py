@@ -5,15 +5,15 @@ from .config import WARP, ConvConfig
 from .spec import BITS, ConvSpec
 
 FORWARD_WARPS = 124  # of one SM: several waves of short runs
-BACKWARD_WARPS = {False: 16, True: 12}  # as many as fit at once, one wave of long runs; True: packed, or heads are normed
+BACKWARD_WARPS = {False: 16, True: 12}  # as many as fit at once: one wave of long runs; True: packed, or normed heads
 SHORTEST = {False: 8, True: 32}  # tokens of a run along channels, whose first and last W - 1 others read, too
 
 
 def plan(spec: ConvSpec) -> ConvConfig:
     """Along channels the loads of 4 tokens together; a backward's of the next 4 are on their way, too (230.0 us for
     241.1 without), a forward's are not: it took 146.2 us with them, 143.2 without, and with 8 tokens 144.9 (8 sequences
-    of 2048 tokens and 8192 channels, an H200; docs/attempts/convolution.md). A backward's blocks along channels are of one
-    warp, so that any number of runs is one wave."""
+    of 2048 tokens and 8192 channels, an H200; docs/attempts/convolution.md). A backward's blocks along channels are of
+    one warp, so that any number of runs is one wave."""
     if spec.layout == "channels":
         return ConvConfig(rows=4, warps=1 if spec.backward else 4)
     return ConvConfig(rows=2 - spec.backward)
