@@ -22,7 +22,7 @@ from tkq.tile import vectors
 THREADS, WARP = 256, 32
 WARPS, BLOCKS = THREADS // WARP, CHUNK // EDGE  # of a block: warps; of a chunk: blocks of tokens, of a warp each
 AT_ONCE = WARPS // BLOCKS  # chunks
-SLACK = 1.0 + 2.0**-4  # for what the rule's kernel rounds
+SLACK = 1.0 + 2.0**-6  # for what the rule's kernel rounds
 
 
 class Operands(NamedTuple):
