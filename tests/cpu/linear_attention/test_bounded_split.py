@@ -87,15 +87,17 @@ def test_bounds_of_norms(case):
         assert norm <= found[0, n, h] + 1e-9, (h, n)
 
 
-@pytest.mark.parametrize("case, reached", [(dict(), 4), (dict(beta=1.0), 6), (dict(shift=-0.5, beta=0.5), 8)])
-def test_what_does_not_reach_leaves_nothing(case, reached):
-    """In float64: of a state before the chunks that reach a segment nothing is left in front of it."""
+@pytest.mark.parametrize("case, most", [(dict(), 4), (dict(beta=1.0), 6), (dict(shift=-1.0), 3), (dict(shift=-2.0), 8)])
+def test_what_does_not_reach_leaves_nothing(case, most):
+    """In float64: of a state before the chunks that reach a segment nothing is left in front of it. most: of a head
+    whose gates forget that much."""
     k, x, beta, A_log, bias = make(2048, **case)
     found, _ = reach(k, x, beta, A_log, bias, -5.0, 2)
     k, g = of_layer(k, x, A_log, bias, -5.0)
     before = torch.randn(1, 2, K, 4, dtype=torch.float64)
-    assert found.max() < ALL and found.max() <= reached
-    for h, count in enumerate(found[0, 0].tolist()):
+    reached = {h: count for h, count in enumerate(found[0, 0].tolist()) if count < ALL}
+    assert 0 < max(reached.values()) <= most
+    for h, count in reached.items():
         at = slice(1024 - 64 * count, 1024)
         k_, g_, b_ = (y[:, at, h:h + 1] for y in (k, g, beta))
         _, left = recurrence(k_, k_, k_.new_zeros(*k_.shape[:3], 4), g_, beta=b_, initial_state=before[:, h:h + 1])
