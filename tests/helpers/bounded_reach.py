@@ -4,7 +4,7 @@ import math
 import torch
 
 from tkq.linear_attention.blocks.pairs import EDGE
-from tkq.linear_attention.channels.bounded.reach import SLACK
+from tkq.linear_attention.channels.bounded.reach import AT_ONCE, SLACK
 from tkq.linear_attention.channels.bounded.split import MOST_REACHED
 from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.split.reach import NOTHING
@@ -38,7 +38,7 @@ def reach(k, x, beta, A_log, bias, bound, count):
     """(B, count - 1, HO) int32, and how near to what is nothing the sums at edges of chunks are."""
     chunks = -(-x.shape[1] // CHUNK)
     each = -(-chunks // count)
-    most = min(each // 2, MOST_REACHED)
+    most = min(each // 2, MOST_REACHED) // AT_ONCE * AT_ONCE
     of_blocks = norms(*of_layer(k, x, A_log, bias, bound), beta)
     of_chunks = of_blocks[:, :x.shape[1] // CHUNK * 4].unflatten(1, (-1, 4)).sum(2)
     found, near = [], []

@@ -36,8 +36,9 @@ class Operands(NamedTuple):
 
 
 class BoundedReach:
-    """reach[b, n - 1, h], of the n-th of N segments of a sequence, n from 1 on: how many chunks in front of it reach the
-    state that it begins with; `ALL` where more than `MOST_REACHED`, or half a segment, do.
+    """reach[b, n - 1, h], of the n-th of N segments of a sequence, n from 1 on: how many chunks in front of it reach
+    the state that it begins with; `ALL` where more than `MOST_REACHED`, or half a segment, do. Segments have a chunk or
+    more.
 
     With keys of length 1 or less the rule makes of a state S
 
@@ -82,27 +83,26 @@ class BoundedReach:
         head, row, batch = cute.arch.block_idx()
         sums = tk.SharedAllocator().vector(WARPS)[None, 0]
         each = cute.ceil_div(cute.ceil_div(x.x.shape[1], CHUNK), reach.shape[1] + 1)
-        most = cutlass.min(each // 2, MOST_REACHED)
         found, total = cute.make_rmem_tensor((1,), Int32), cute.make_rmem_tensor((1,), Float32)
         found[0], total[0] = Int32(ALL), Float32(0.0)
-        for i in cutlass.range(cute.ceil_div(most, AT_ONCE), unroll=1):
+        for i in cutlass.range(cutlass.min(each // 2, MOST_REACHED) // AT_ONCE, unroll=1):
             if found[0] == ALL:
                 behind = ((row + 1) * each - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE
-                log = self.norm(x, (batch, cutlass.max(behind - EDGE, 0), head), bound)
+                log = self.norm(x, (batch, behind - EDGE, head), bound)
                 tk.sync_block()
                 if tk.lane_id() == 0:
                     sums[tk.warp_id()] = log
                 tk.sync_block()
-                self.add_up(sums, i * AT_ONCE, most, found, total)
+                self.add_up(sums, i * AT_ONCE, found, total)
         if tk.warp_id() == 0 and tk.lane_id() == 0:
             reach[batch, row, head] = found[0]
 
-    def add_up(self, sums: cute.Tensor, before, most, found: cute.Tensor, total: cute.Tensor):
+    def add_up(self, sums: cute.Tensor, before, found: cute.Tensor, total: cute.Tensor):
         """total of two chunks more, and found: with which of them it is below. before: chunks before them."""
         for c in range(AT_ONCE):
             for part in range(BLOCKS):
                 total[0] = total[0] + sums[c * BLOCKS + part]
-            below = (found[0] == ALL) & (total[0] < NOTHING) & (before + c < most)
+            below = (found[0] == ALL) & (total[0] < NOTHING)
             found[0] = cutlass.select_(below, before + c + 1, found[0])
 
     def norm(self, x: Operands, at, bound):
