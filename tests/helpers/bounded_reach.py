@@ -1,5 +1,4 @@
 """What reaches segments of Kimi's delta rule with bounded gates, in float64, as `bounded.reach.BoundedReach` has it."""
-import math
 
 import torch
 
@@ -44,7 +43,11 @@ def reach(k, x, beta, A_log, bias, bound, count):
     found, near = [], []
     for n in range(1, count):
         sums = of_chunks[:, n * each - most:n * each].flip(1).cumsum(1)
+        steps = sums[:, AT_ONCE - 1::AT_ONCE]  # of a kernel's turn
+        times = torch.arange(1, steps.shape[1] + 1, device=k.device).view(1, -1, 1)
+        pace = steps * (steps.shape[1] / times)
+        hopeful = (pace <= NOTHING).int().cummin(1).values.sum(1)  # turns after which there is another one
         reached = (sums >= NOTHING).int().cummin(1).values.sum(1) + 1
-        found.append(reached.masked_fill((sums >= NOTHING).all(1), ALL))
-        near.append((sums - NOTHING).abs().amin(1) if most else torch.full_like(found[-1], math.inf).double())
+        found.append(reached.masked_fill(reached > AT_ONCE * (hopeful + 1).clamp(max=steps.shape[1]), ALL))
+        near.append(torch.minimum((sums - NOTHING).abs().amin(1), (pace - NOTHING).abs().amin(1)))
     return torch.stack(found, 1).int(), torch.stack(near, 1)

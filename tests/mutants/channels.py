@@ -158,6 +158,8 @@ MUTANTS = (
         ("reach_of_columns_that_give_each_other_nothing",
          "p = [cute.math.fma(m, k, y) * a for k, y, a in zip(of_key, p, decays)]",
          "p = [y * a for y, a in zip(p, decays)]", REACHED),
+        ("reach_gives_up_at_once", "total[0] * Float32(times) <= NOTHING * Float32(i)",
+         "total[0] * Float32(times) <= NOTHING * Float32(i + 1)", REACHED),
         ("reach_of_states_that_never_grow",
          "w = w * cute.arch.fmax(cute.math.absf(1.0 - betas[i]), Float32(1.0))", "pass", REACHED),
         ("reach_of_keys_of_any_length", "m = cute.math.absf(betas[i]) * (over[i] * (SLACK * m))",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tkq
-from tests.gpu.linear_attention.test_bounded import OPTIONS, K, exact, judge, make
+from tests.gpu.linear_attention.test_bounded import OPTIONS, K, exact, make
 from tests.helpers.bounded_reach import reach
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels.bounded import launch as bounded
@@ -97,12 +97,17 @@ def test_nan_ends_where_decays_end():
 
 
 def test_a_call_of_one_long_sequence(monkeypatch):
-    """As a program makes it: in segments, with and without them the results of float64."""
+    """As a program makes it: in segments, with the results of float64."""
     seen, run = [], bounded.in_segments
     monkeypatch.setattr(bounded, "in_segments", lambda *given: seen.append(given[2]) or run(*given))
     given, initial = of_all_kinds(2048, 1), torch.randn(1, 4, K, 128, device="cuda")
-    o, state = judge(given, BOUND, initial, "2048")
+    with poisoned():
+        o, state = tkq.gated_delta_rule(**given, initial_state=initial, output_final_state=True, gate_lower_bound=BOUND,
+                                        **OPTIONS)
     assert seen == [4]
+    want, _ = exact(given, BOUND, initial)
+    for name, a, b, c in zip(("o", "state"), (o, state), want, run(launched(given, initial), SCALE, 1)):
+        assert_2x(a.flatten(0, -2), b.flatten(0, -2), c.flatten(0, -2), what=name)
     v_first = tkq.gated_delta_rule(**given, initial_state=initial.mT.contiguous(), output_final_state=True,
                                    gate_lower_bound=BOUND, state_v_first=True, **OPTIONS)
     assert torch.equal(v_first[0], o) and torch.equal(v_first[1], state.mT)

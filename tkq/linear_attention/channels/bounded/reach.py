@@ -53,7 +53,8 @@ class BoundedReach:
     A column that decays gives some of what it has to all others before it is gone: no product of a column's own decays
     is a bound. A warp has 16 tokens, from P = I on; the norm of P is at most the root of the largest p times their sum,
     and norms are multiplied. Where their product is below 2^NOTHING, a state before these chunks, however it was made,
-    leaves nothing behind them. That it is not finite is lost there, too.
+    leaves nothing behind them. That it is not finite is lost there, too. Where norms so far would not be below it in
+    time, at their mean, no more chunks are looked at: all reach the segment.
 
     A block has one segment and head, two chunks at a time. The order of each sum is that of the tokens."""
 
@@ -85,8 +86,10 @@ class BoundedReach:
         each = cute.ceil_div(cute.ceil_div(x.x.shape[1], CHUNK), reach.shape[1] + 1)
         found, total = cute.make_rmem_tensor((1,), Int32), cute.make_rmem_tensor((1,), Float32)
         found[0], total[0] = Int32(ALL), Float32(0.0)
-        for i in cutlass.range(cutlass.min(each // 2, MOST_REACHED) // AT_ONCE, unroll=1):
-            if found[0] == ALL:
+        times = cutlass.min(each // 2, MOST_REACHED) // AT_ONCE
+        for i in cutlass.range(times, unroll=1):
+            # not where norms so far are too large to be below in time, at their mean
+            if found[0] == ALL and total[0] * Float32(times) <= NOTHING * Float32(i):
                 behind = ((row + 1) * each - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE
                 log = self.norm(x, (batch, behind - EDGE, head), bound)
                 tk.sync_block()
