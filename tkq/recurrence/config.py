@@ -3,23 +3,26 @@ from dataclasses import dataclass
 
 WARP = 32
 MOST_WARPS = 15  # of a block, that hand the state on by a named barrier each
+LANES = 1, 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True)
 class ScanConfig:
-    """rows: tokens of a run, which a warp has in registers. warps: of a block, which take the runs of their columns in
-    turn. blocks: of an SM, for which there are to be registers; 0: as the compiler likes. convert_early: numbers of 16
-    bits are converted before the turn."""
+    """rows: tokens of a run, which a warp has in registers; along time those of each lane. warps: of a block, which
+    take the runs of their columns in turn. blocks: of an SM, for which there are to be registers; 0: as the compiler
+    likes. convert_early: numbers of 16 bits are converted before the turn; along time they always are. lanes: along
+    time, of a line; with fewer than a warp's, a warp has several lines, and each of them one run at most."""
 
     rows: int = 16
     warps: int = 8
     blocks: int = 0
     convert_early: bool = True
+    lanes: int = WARP
 
     def __post_init__(self):
-        if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS:
-            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}; allowed are 1 and more, and 1 "
-                             f"to {MOST_WARPS}")
+        if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS or self.lanes not in LANES:
+            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}, lanes is {self.lanes}; allowed "
+                             f"are 1 and more, 1 to {MOST_WARPS}, and {', '.join(map(str, LANES))}")
 
     @property
     def threads(self) -> int:

@@ -1,23 +1,21 @@
 """From a spec and sizes to a config. Pure: neither torch nor the DSL."""
 from __future__ import annotations
 
-from .config import WARP, ScanConfig
+from .config import MOST_WARPS, WARP, ScanConfig
 from .spec import BITS, ScanSpec
 
 BLOCKS = 120  # that accesses of several channels are to leave
 SHORTEST, SEGMENT = 8192, 256  # tokens of a scan in segments, of a segment
 MOST_BITS = 512 * 32  # of a token of all columns
+LANE_TOKENS, MOST_PIECES = 16, 8  # of a run along time: of each lane at most
 
 
-def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
-    """All blocks reside at once, each with all tokens of its columns: the fewer there are, the more warps each has, and
-    so runs in flight. Along time runs are of 128 bytes of each line: with 64 a backward in fp32 took 249.7 us, with 128
-    195.9; a backward in 16 bits has no registers for that. 16 bits are converted ahead of a backward's turn alone: a
-    forward in bf16 took 54.3 us with that, 52.9 without (8 sequences of 2048 tokens and 2048 channels, an H200)."""
+def plan(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> ScanConfig:
+    """Along channels all blocks reside at once, each with all tokens of its columns: the fewer there are, the more
+    warps each has, and so runs in flight. 16 bits are converted ahead of a backward's turn alone: a forward in bf16
+    took 54.3 us with that, 52.9 without (8 sequences of 2048 tokens and 2048 channels, an H200)."""
     if spec.layout == "time":
-        narrow = spec.backward and BITS[spec.dtype] == 16
-        rows, warps = min(32 if narrow else 1024 // BITS[spec.dtype], 8 * spec.vector), 3 if narrow else 4
-        return ScanConfig(rows, 8 if columns <= num_sms * WARP else warps)
+        return _plan_of_lines(spec, columns, tokens, num_sms)
     few = columns <= num_sms * WARP * spec.vector
     if spec.vector == 4:
         rows, warps = 8 if spec.backward or spec.dtype == "fp32" else 16, 8
@@ -28,6 +26,21 @@ def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
     if few and spec.vector == 1 and not spec.backward and BITS[spec.dtype] == 16:
         rows = 32
     return ScanConfig(rows, warps, convert_early=spec.backward)
+
+
+def _plan_of_lines(spec: ScanSpec, lines: int, tokens: int, num_sms: int) -> ScanConfig:
+    """A block has a line, and a warp for each of its runs up to 8, or 15 where lines are few. Of a short line a run has
+    fewer lanes, or fewer tokens of each."""
+    vectors = -(-tokens // spec.vector)
+    lanes = min(WARP, _power_of_2(vectors))
+    pieces = min(MOST_PIECES, LANE_TOKENS // spec.vector, _power_of_2(-(-vectors // lanes)))
+    runs = -(-vectors // (lanes * pieces))
+    return ScanConfig(pieces * spec.vector, min(runs, MOST_WARPS if lines < 4 * num_sms else 8), lanes=lanes)
+
+
+def _power_of_2(n: int) -> int:
+    """The first one that is n or more."""
+    return 1 << (n - 1).bit_length()
 
 
 def widest(vector: int, spec: ScanSpec, columns: int) -> int:
@@ -43,10 +56,10 @@ def widest(vector: int, spec: ScanSpec, columns: int) -> int:
 
 def segments_of(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> int:
     """Segments of the tokens. One, but of few columns and many tokens, whose steps would take longer than reading a and
-    b twice: a power of two that divides the tokens."""
+    b twice: a power of two that divides the tokens. A line has an SM of its own: few are less than half as many."""
     if tokens < SHORTEST or columns * BITS[spec.dtype] > MOST_BITS:
         return 1
-    count = 1
-    while count * columns < num_sms * WARP and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
+    count, enough = 1, num_sms // 2 if spec.layout == "time" else num_sms * WARP
+    while count * columns < enough and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
         count *= 2
     return count

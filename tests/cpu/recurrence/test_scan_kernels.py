@@ -20,7 +20,8 @@ def test_forward_and_gradients(monkeypatch, layout, ways):
     torch.manual_seed(0)
     time, kernel = layout == "time", LineScanOnCpu if layout == "time" else ColumnScanOnCpu
     forward, backward = (
-        function(kernel(ScanSpec("fp32", 2, layout, "fp32", True, falling=time and falls, **more), ScanConfig(4, 1)),
+        function(kernel(ScanSpec("fp32", 2, layout, "fp32", True, falling=time and falls, **more),
+                        ScanConfig(4, 1, lanes=1)),
                  monkeypatch)
         for more, falls in (({}, ways[0] < 0), (dict(gradients="both", of_state=True), ways[0] > 0)))
     for T, way in itertools.product((2, 4, 6, 18) if time else (1, 3, 4, 5, 17), ways):
