@@ -227,8 +227,10 @@ class LineScan:
 
     def into_lane(self, up_to, coming, of):
         """What comes into a lane's first token: of the lane before."""
+        if self.lanes == 1:
+            return coming
         after = cute.math.fma(up_to.factor, coming, up_to.value)
-        return cutlass.select_(of.lane == 0, coming, self.from_lane(after, of, (of.lane - 1) % self.lanes))
+        return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))
 
     def earlier(self, loaded, edge, of):
         """h of the token behind each of a lane's, by pieces. edge: of the run's last one."""

@@ -1,0 +1,63 @@
+"""Scans along contiguous tokens: what the lanes of a warp tell each other, by numpy arrays of their numbers."""
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from tests.helpers.emulation import warp
+from tkq.recurrence import lines
+from tkq.recurrence.config import ScanConfig
+from tkq.recurrence.spec import ScanSpec
+from tkq.reference import recurrence as reference
+
+V, PIECES = 2, 2
+
+
+def shuffled(x, lane):
+    return numpy.broadcast_to(x, warp.LANES)[lane]
+
+
+@pytest.fixture
+def kernel(request, monkeypatch):
+    """Of so many lanes a line, forward or backward."""
+    lanes, backward = request.param
+    spec = ScanSpec("fp32", V, "time", gradients="both" if backward else None)
+    made = lines.LineScan(spec, ScanConfig(V * PIECES, 1, lanes=lanes))
+    warp.instead_of_the_dsl(monkeypatch, lines)
+    arch = SimpleNamespace(shuffle_sync=shuffled, shuffle_sync_up=warp.shifted_up)
+    math = SimpleNamespace(fma=lambda a, b, c: a * b + c)
+    monkeypatch.setattr(lines, "cute", SimpleNamespace(arch=arch, math=math))
+    monkeypatch.setattr(lines, "cutlass", SimpleNamespace(select_=numpy.where))
+    monkeypatch.setattr(lines, "Float32", float)
+    monkeypatch.setattr(lines.assembly, "product_toward_zero", lambda a, b: a * b)
+    monkeypatch.setattr(lines.LineScan, "numbers", lambda self, held, there=None, otherwise=0.0: held)
+    return made
+
+
+@pytest.mark.parametrize("kernel", [(lanes, way) for lanes in (4, 32) for way in (False, True)], indirect=True)
+def test_a_run(kernel):
+    """Tokens in the scan's order, of the lines of one warp; the state that comes in is one of each line."""
+    torch.manual_seed(0)
+    made = lambda *size: torch.randn(size, dtype=torch.float64).numpy()
+    L, N, T = kernel.lanes, kernel.lines, kernel.tokens
+    of = SimpleNamespace(lane=numpy.arange(warp.LANES) % L)
+    a, b, h, state, edge = made(N, T), made(N, T), made(N, T), made(N), made(N)
+    held = lambda x: [[x.reshape(N, PIECES, L, V)[:, i, :, j].ravel() for j in range(V)] for i in range(PIECES)]
+    pieces = [kernel.piece(None, x, y, None, of) for x, y in zip(held(a), held(b))]
+    coming = kernel.coming(pieces, [state.repeat(L)])
+    found = [(lines.slopes if kernel.spec.backward else lines.states)(
+        piece.a, kernel.into_lane(piece.up_to, x, of), piece.b) for piece, x in zip(pieces, coming)]
+    back = lambda x: numpy.stack([numpy.stack(of, -1).reshape(N, L, V) for of in x], 1).reshape(N, T)
+    line = lambda x: torch.from_numpy(x)[..., None]
+    if kernel.spec.backward:  # the reference goes from the last token to the first
+        flipped = [line(x[:, ::-1].copy()) for x in (b, a, h)]
+        wanted = reference.scan_backward(flipped[0], line(state), flipped[1], flipped[2], None, False)
+        values, left = wanted[1].flip(1)[..., 0], wanted[2][:, 0]
+        following = numpy.concatenate([h[:, 1:], edge[:, None]], 1)
+        numpy.testing.assert_array_equal(back(kernel.earlier(held(h), edge.repeat(L), of)), following)
+    else:
+        values, left = (x[..., 0] for x in reference.scan(line(a), line(b), line(state), False))
+    numpy.testing.assert_allclose(back([x for x, _ in found]), values, rtol=1e-9, atol=1e-9)
+    numpy.testing.assert_allclose(coming[-1].reshape(N, L), left[:, None].expand(N, L), rtol=1e-9, atol=1e-9)
+    numpy.testing.assert_allclose(found[-1][1].reshape(N, L)[:, -1], left, rtol=1e-9, atol=1e-9)
