@@ -15,11 +15,11 @@ from tkq.tile import assembly, vectors
 
 
 class Place(NamedTuple):
-    """A lane's line: its sequence, its channel, and is it one of them? lane: the lane's number in its line."""
+    """A lane's line: its sequence, its channel; and the lane's number in the line. Behind the last line it is the last
+    one once more, for which the same is written."""
 
     batch: Any
     channel: Any
-    inside: Any
     lane: Any
 
 
@@ -31,11 +31,10 @@ class Step(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of a lane, in the scan's order: the first one's number; is it there (None: it is for sure)?
-    a, and b or dh, in fp32; `Step` of all lanes' tokens up to this lane's last one, and of those of all lanes."""
+    """Neighbouring tokens of a lane, in the scan's order: the first one's number; a, and b or dh, in fp32; the `Step` of
+    all lanes' tokens up to this lane's last one, and that of all."""
 
     first: Any
-    there: Any
     a: Any
     b: Any
     up_to: Step
@@ -103,7 +102,7 @@ class LineScan:
         (_, T, C), warps = g.a.shape, self.config.warps
         across = cute.ceil_div(C, self.lines)
         channel = block % across * self.lines + lane // self.lanes
-        of = Place(block // across, cutlass.min(channel, C - 1), channel < C, lane % self.lanes)
+        of = Place(block // across, cutlass.min(channel, C - 1), lane % self.lanes)
         state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
         state.fill(1.0)  # the product of the factors stands behind it
         before[0] = Float32(0.0 if g.state is None else g.state[of.batch, of.channel])
@@ -129,21 +128,22 @@ class LineScan:
         return cute.make_tensor(cute.make_ptr(x.element_type, address, x.memspace, assumed_align=n * size),
                                 cute.make_layout(n))
 
-    def load(self, x, of, first):
+    def load(self, x, of, first, rest):
         """The tokens from `first` on, in registers, in memory's order: where there are none the last ones."""
-        return vectors.load(self.at(x, of, cutlass.min(first, x.shape[1] - self.spec.vector), self.spec.vector))
+        first = cutlass.min(first, Int64(x.shape[1] - self.spec.vector)) if rest else first
+        return vectors.load(self.at(x, of, first, self.spec.vector))
 
-    def numbers(self, held, there=None, otherwise=0.0):
-        """Loaded tokens as fp32 values, in the scan's order; `otherwise` where they are not there."""
-        found = self.in_order(vectors.wide(held))
-        return found if there is None else [cutlass.select_(there, x, Float32(otherwise)) for x in found]
+    def numbers(self, held):
+        """Loaded tokens as fp32 values, in the scan's order."""
+        return self.in_order(vectors.wide(held))
 
     def in_order(self, values):
         return values[::-1] if self.spec.falling else values
 
     def firsts(self, turn, of):
-        """The first token of each of a lane's pieces."""
-        return [turn.k * self.tokens + (i * self.lanes + of.lane) * self.spec.vector for i in range(self.pieces)]
+        """The first token of each of a lane's pieces: in 64 bits, as addresses are, so that one serves for all."""
+        first = Int64(turn.k * self.tokens + of.lane * self.spec.vector)
+        return [first + i * self.lanes * self.spec.vector for i in range(self.pieces)]
 
     # ---- the scan ---------------------------------------------------------------------------------------------------
 
@@ -152,63 +152,70 @@ class LineScan:
         """rest: some of the run's tokens may be behind the last one."""
         (state, before, slots), T = held, g.a.shape[1]
         firsts = self.firsts(turn, of)
-        loaded = [[self.load(x, of, s) for s in firsts] for x in ((g.a, g.b, g.h) if self.spec.of_a else (g.a, g.b))]
+        read = (g.a, g.b, g.h) if self.spec.of_a else (g.a, g.b)
+        loaded = [[self.load(x, of, s, rest) for s in firsts] for x in read]
         edge = self.edge(g.h, of, turn) if self.spec.of_a else None
-        pieces = [self.piece(s, a, b, s < T if rest else None, of)
-                  for s, a, b in zip(firsts, loaded[0], loaded[1], strict=True)]
+        pieces = [self.piece(s, a, b, of) for s, a, b in zip(firsts, loaded[0], loaded[1], strict=True)]
         self.turns.take(state, slots, turn)
         coming = self.coming(pieces, state)
         self.turns.hand_on(state, slots, turn)
         earlier = self.earlier(loaded[2], edge, of) if self.spec.of_a else []
         for i in cutlass.range_constexpr(self.pieces):
-            piece, own = pieces[i], self.into_lane(pieces[i].up_to, coming[i], of)
+            piece, own = pieces[i], self.into_lane(pieces[i].up_to, coming[i].value, of)
             if const_expr(self.spec.backward):
                 found, after = slopes(piece.a, own, piece.b)
-                self.out(g.db, found, piece, of)
+                self.out(g.db, found, piece, of, rest)
                 if const_expr(self.spec.of_a):
                     last = piece.first + self.spec.vector >= T  # of whose last token h comes from the initial state
                     h = earlier[i][:-1] + [cutlass.select_(last, before[0], earlier[i][-1])]
-                    self.out(g.da, [x * y for x, y in zip(found, h, strict=True)], piece, of)
+                    self.out(g.da, [x * y for x, y in zip(found, h, strict=True)], piece, of, rest)
             else:
                 found, after = states(piece.a, own, piece.b)
-                self.out(g.h, found, piece, of)
+                self.out(g.h, found, piece, of, rest)
             if const_expr(rest or i == self.pieces - 1):
-                self.end(after, state, piece, of, g)
+                self.end(after, coming[i].factor, piece, of, g)
 
     @cute.jit
-    def end(self, after, state: cute.Tensor, piece, of, g: Given):
-        """What is behind the last token: the final state, or the initial one's gradient."""
-        if piece.first + self.spec.vector == g.a.shape[1] and of.inside:
+    def end(self, after, factor, piece, of, g: Given):
+        """What is behind the last token: the final state, or the initial one's gradient. factor: the product of all
+        factors before the piece."""
+        if piece.first + self.spec.vector == g.a.shape[1]:
             if const_expr(not self.spec.backward and g.final is not None):
                 g.final[of.batch, of.channel] = after
             if const_expr(g.dstate is not None):
                 g.dstate[of.batch, of.channel] = after
             if const_expr(g.product is not None):
-                g.product[of.batch, of.channel] = state[1]
+                g.product[of.batch, of.channel] = assembly.product_toward_zero(piece.up_to.factor, factor)
 
     @cute.jit
-    def out(self, x, values, piece, of):
+    def out(self, x, values, piece, of, rest: cutlass.Constexpr):
         """A piece's results, which come in the scan's order, where they are wanted."""
         if const_expr(x is not None):
-            there = of.inside if piece.there is None else of.inside & piece.there
-            if there:
-                vectors.store(vectors.packed(self.in_order(values), self.dtype),
-                              self.at(x, of, piece.first, self.spec.vector))
+            held = vectors.packed(self.in_order(values), self.dtype)
+            if const_expr(rest):
+                if piece.first < x.shape[1]:
+                    vectors.store(held, self.at(x, of, piece.first, self.spec.vector))
+            else:
+                vectors.store(held, self.at(x, of, piece.first, self.spec.vector))
 
-    def piece(self, first, a, b, there, of):
+    def piece(self, first, a, b, of):
         """What can be said of a piece before the state comes."""
-        a, b = self.numbers(a, there, 1.0), self.numbers(b, there)
+        a, b = self.numbers(a), self.numbers(b)
         up_to = joined(self.of_lane(a, b), of.lane, self.lanes)
-        return Piece(first, there, a, b, up_to, self.of_last(up_to, of))
+        return Piece(first, a, b, up_to, self.of_last(up_to, of))
 
     def coming(self, pieces, state):
-        """The state that comes into each piece, and what the last one leaves, which state is then."""
-        found = [state[0]]
+        """What comes into each piece, and what the last one leaves, which state is then: the state, and in a segment
+        the product of the factors so far."""
+        found = [Step(state[1] if self.spec.ends else None, state[0])]
         for piece in pieces:
-            found.append(cute.math.fma(piece.whole.factor, found[-1], piece.whole.value))
+            factor, value = found[-1]
             if self.spec.ends:
-                state[1] = assembly.product_toward_zero(piece.whole.factor, state[1])
-        state[0] = found[-1]
+                factor = assembly.product_toward_zero(piece.whole.factor, factor)
+            found.append(Step(factor, cute.math.fma(piece.whole.factor, value, piece.whole.value)))
+        if self.spec.ends:
+            state[1] = found[-1].factor
+        state[0] = found[-1].value
         return found
 
     # ---- between lanes ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(lines, "cutlass", SimpleNamespace(select_=numpy.where))
     monkeypatch.setattr(lines, "Float32", float)
     monkeypatch.setattr(lines.assembly, "product_toward_zero", lambda a, b: a * b)
-    monkeypatch.setattr(lines.LineScan, "numbers", lambda self, held, there=None, otherwise=0.0: held)
+    monkeypatch.setattr(lines.LineScan, "numbers", lambda self, held: held)
     return made
 
 
@@ -44,10 +44,10 @@ def test_a_run(kernel):
     of = SimpleNamespace(lane=numpy.arange(warp.LANES) % L)
     a, b, h, state, edge = made(N, T), made(N, T), made(N, T), made(N), made(N)
     held = lambda x: [[x.reshape(N, PIECES, L, V)[:, i, :, j].ravel() for j in range(V)] for i in range(PIECES)]
-    pieces = [kernel.piece(None, x, y, None, of) for x, y in zip(held(a), held(b))]
+    pieces = [kernel.piece(None, x, y, of) for x, y in zip(held(a), held(b))]
     coming = kernel.coming(pieces, [state.repeat(L)])
     found = [(lines.slopes if kernel.spec.backward else lines.states)(
-        piece.a, kernel.into_lane(piece.up_to, x, of), piece.b) for piece, x in zip(pieces, coming)]
+        piece.a, kernel.into_lane(piece.up_to, x.value, of), piece.b) for piece, x in zip(pieces, coming)]
     back = lambda x: numpy.stack([numpy.stack(of, -1).reshape(N, L, V) for of in x], 1).reshape(N, T)
     line = lambda x: torch.from_numpy(x)[..., None]
     if kernel.spec.backward:  # the reference goes from the last token to the first
@@ -59,5 +59,5 @@ def test_a_run(kernel):
     else:
         values, left = (x[..., 0] for x in reference.scan(line(a), line(b), line(state), False))
     numpy.testing.assert_allclose(back([x for x, _ in found]), values, rtol=1e-9, atol=1e-9)
-    numpy.testing.assert_allclose(coming[-1].reshape(N, L), left[:, None].expand(N, L), rtol=1e-9, atol=1e-9)
+    numpy.testing.assert_allclose(coming[-1].value.reshape(N, L), left[:, None].expand(N, L), rtol=1e-9, atol=1e-9)
     numpy.testing.assert_allclose(found[-1][1].reshape(N, L)[:, -1], left, rtol=1e-9, atol=1e-9)
