@@ -29,13 +29,14 @@ def plan(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> ScanConfig:
 
 
 def _plan_of_lines(spec: ScanSpec, lines: int, tokens: int, num_sms: int) -> ScanConfig:
-    """A block has a line, and a warp for each of its runs up to 8, or 15 where lines are few. Of a short line a run has
-    fewer lanes, or fewer tokens of each."""
+    """A block has a line, and a warp for each of its runs, or for each second, third..: up to 8, or 15 where lines are
+    few. Of a short line a run has fewer lanes, or fewer tokens of each."""
     vectors = -(-tokens // spec.vector)
     lanes = min(WARP, _power_of_2(vectors))
     pieces = min(MOST_PIECES, LANE_TOKENS // spec.vector, _power_of_2(-(-vectors // lanes)))
     runs = -(-vectors // (lanes * pieces))
-    return ScanConfig(pieces * spec.vector, min(runs, MOST_WARPS if lines < 4 * num_sms else 8), lanes=lanes)
+    rounds = -(-runs // (MOST_WARPS if lines < 4 * num_sms else 8))
+    return ScanConfig(pieces * spec.vector, -(-runs // rounds), lanes=lanes)
 
 
 def _power_of_2(n: int) -> int:

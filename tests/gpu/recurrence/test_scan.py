@@ -47,19 +47,27 @@ def test_contiguous_tokens(T, C, dtype, reverse):
     assert h.stride() == a.stride() == found[0].stride()
 
 
-def test_layouts_have_the_same_bits():
-    given = make(2, 200, 40)
+def test_layouts_agree():
+    """Of steps in order, and of tokens joined by products."""
+    given = make(2, 200, 40, "fp32")
     lying = [t.detach().mT.contiguous().mT if t.dim() == 3 else t.detach() for t in given]
     found = []
     for a, b, state in (given, [t.requires_grad_() for t in lying]):
         h, final = tkq.scan(a, b, state, False, True)
+        assert torch.equal(h[:, -1], final)
         found.append((h, final, *torch.autograd.grad((h, final), (a, b, state), (gradient(h), gradient(final, 2)))))
     assert found[0][0].stride() != found[1][0].stride()
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_long():
     check(*make(1, 16384 + 3, 8, "fp32"))
+
+
+def test_more_runs_than_warps():
+    """Of contiguous tokens, with lines for half of the GPU, so in one segment."""
+    check(*make(1, 8204, 67, "fp32", time=True))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -129,21 +137,23 @@ def test_other_orders_are_copied_and_constants_are_not():
         assert torch.equal(tkq.scan(decay, b), tkq.scan(decay.contiguous(), b))
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.0, -1.0, 1.25])
-def test_constant_factors(factor):
+@pytest.mark.parametrize("factor, time", [(0.0, False), (1.0, False), (-1.0, False), (1.25, False), (1.25, True)])
+def test_constant_factors(factor, time):
     """Sums, alternating sums, growth by 1e9."""
-    a, b, state = make(1, 96, 264, "fp32")
+    a, b, state = make(1, 96, 264, "fp32", time=time)
     check(torch.full_like(a, factor).requires_grad_(), b, state)
     if factor == 0:
         with torch.no_grad():
             assert torch.equal(tkq.scan(torch.zeros_like(b), b), b)
 
 
-@pytest.mark.parametrize("T, C", [(200, 264), (8192, 12)])
-def test_growth_that_nothing_feeds(T, C):
+@pytest.mark.parametrize("T, C, time", [(200, 264, False), (8192, 12, False), (200, 264, True), (8192, 12, True)])
+def test_growth_that_nothing_feeds(T, C, time):
     """A product of factors beyond fp32, of a state that is 0: no state of any token is, behind segments neither. And
     of gradients that are 0."""
-    a, b = torch.full((1, T, C), 1e30, device="cuda").requires_grad_(), torch.zeros(1, T, C, device="cuda")
+    filled = lambda x: torch.full((1, C, T) if time else (1, T, C), x, device="cuda")
+    a, b = (x.mT if time else x for x in (filled(1e30), filled(0.0)))
+    a.requires_grad_()
     b[:, -1] = 3
     state = torch.zeros(1, C, device="cuda", requires_grad=True)
     h, final = tkq.scan(a, b.requires_grad_(), state, False, True)
@@ -172,8 +182,9 @@ def test_growth_through_segments():
     assert not da[:, 0].any()
 
 
-def test_nan_and_infinities_stay_in_their_channel_and_behind():
-    a, b, _ = make(1, 200, 264, state=None)
+@pytest.mark.parametrize("time", [False, True])
+def test_nan_and_infinities_stay_in_their_channel_and_behind(time):
+    a, b, _ = make(1, 200, 264, time=time, state=None)
     with torch.no_grad():
         a.clamp_(-0.9, 0.9)
         b[0, 100, 8], b[0, 50, 9] = math.nan, math.inf
