@@ -7,11 +7,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.recurrence.columns import Given, Operands
+from tkq.recurrence import products
+from tkq.recurrence.columns import Given, Operands, put
 from tkq.recurrence.config import WARP
 from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
-from tkq.tile import assembly, vectors
+from tkq.tile import vectors
 
 
 class Place(NamedTuple):
@@ -24,7 +25,7 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What some tokens make of the state that comes in: factor state + value."""
+    """What some tokens make of the state that comes in: factor state + value. factor: as in `products`."""
 
     factor: Any
     value: Any
@@ -59,9 +60,11 @@ class LineScan:
 
     h[s + 1], for da, is a neighbour's at the end of a lane's tokens; at a run's end lanes load it themselves."""
 
+    parts = 2  # of a product
+
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
-        self.turns = Turns(1 + spec.ends, config.warps)
+        self.turns = Turns(1 + spec.ends * self.parts, config.warps)
         self.pieces = config.rows // spec.vector
         self.lanes, self.lines = config.lanes, WARP // config.lanes  # of a line, of a warp
         self.tokens = config.rows * self.lanes  # of a run
@@ -104,7 +107,9 @@ class LineScan:
         channel = block % across * self.lines + lane // self.lanes
         of = Place(block // across, cutlass.min(channel, C - 1), lane % self.lanes)
         state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
-        state.fill(1.0)  # the product of the factors stands behind it
+        state.fill(0.0)  # the product of the factors stands behind it
+        if const_expr(self.spec.ends):
+            state[1] = Float32(1.0)
         before[0] = Float32(0.0 if g.state is None else g.state[of.batch, of.channel])
         if const_expr(self.spec.backward):
             state[0] = Float32(0.0 if g.final is None else g.final[of.batch, of.channel])
@@ -185,7 +190,8 @@ class LineScan:
             if const_expr(g.dstate is not None):
                 g.dstate[of.batch, of.channel] = after
             if const_expr(g.product is not None):
-                g.product[of.batch, of.channel] = assembly.product_toward_zero(piece.up_to.factor, factor)
+                g.product[of.batch, of.channel] = products.rounded(
+                    products.times(piece.up_to.factor, factor, self.parts))
 
     @cute.jit
     def out(self, x, values, piece, of, rest: cutlass.Constexpr):
@@ -207,15 +213,13 @@ class LineScan:
     def coming(self, pieces, state):
         """What comes into each piece, and what the last one leaves, which state is then: the state, and in a segment
         the product of the factors so far."""
-        found = [Step(state[1] if self.spec.ends else None, state[0])]
+        found = [Step([state[1 + i] for i in range(self.parts)] if self.spec.ends else None, state[0])]
         for piece in pieces:
             factor, value = found[-1]
             if self.spec.ends:
-                factor = assembly.product_toward_zero(piece.whole.factor, factor)
-            found.append(Step(factor, cute.math.fma(piece.whole.factor, value, piece.whole.value)))
-        if self.spec.ends:
-            state[1] = found[-1].factor
-        state[0] = found[-1].value
+                factor = products.times(piece.whole.factor, factor, self.parts)
+            found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))
+        put(state, [found[-1].value, *(found[-1].factor or ())])
         return found
 
     # ---- between lanes ----------------------------------------------------------------------------------------------
@@ -223,20 +227,19 @@ class LineScan:
     def of_lane(self, a, b):
         """The `Step` of a lane's tokens. It begins with a state of 0, not with b: a factor that is no finite number
         shows behind the lane, too."""
-        factor = a[0]
-        for x in a[1:]:
-            factor = assembly.product_toward_zero(factor, x)
-        return Step(factor, (slopes if self.spec.backward else states)(a, Float32(0.0), b)[1])
+        found = (slopes if self.spec.backward else states)(a, Float32(0.0), b)[1]
+        return Step(products.of(a, self.parts), found)
 
     def of_last(self, step, of):
         """The last lane's of a line."""
-        return Step(*(self.from_lane(x, of, self.lanes - 1) for x in step))
+        last = self.lanes - 1
+        return Step([self.from_lane(x, of, last) for x in step.factor], self.from_lane(step.value, of, last))
 
     def into_lane(self, up_to, coming, of):
         """What comes into a lane's first token: of the lane before."""
         if self.lanes == 1:
             return coming
-        after = cute.math.fma(up_to.factor, coming, up_to.value)
+        after = products.grown(up_to.factor, coming, up_to.value)
         return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))
 
     def earlier(self, loaded, edge, of):
@@ -259,11 +262,10 @@ def joined(step, lane, lanes):
     """The `Step` of all lanes of a line up to this one."""
     for by in (1, 2, 4, 8, 16):
         if by < lanes:
-            factor, value = (cute.arch.shuffle_sync_up(x, by) for x in step)
-            far = lane >= by
-            value = cutlass.select_(far, cute.math.fma(step.factor, value, step.value), step.value)
-            factor = cutlass.select_(far, assembly.product_toward_zero(step.factor, factor), step.factor)
-            step = Step(factor, value)
+            far, own, value = lane >= by, step.factor, cute.arch.shuffle_sync_up(step.value, by)
+            factor = products.times(own, [cute.arch.shuffle_sync_up(x, by) for x in own], len(own))
+            step = Step([cutlass.select_(far, x, y) for x, y in zip(factor, own, strict=True)],
+                        cutlass.select_(far, products.grown(own, value, step.value), step.value))
     return step
 
 

@@ -39,3 +39,9 @@ def opaque_sum(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
 def product_toward_zero(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """a b, rounded toward 0: of finite numbers it is finite, beyond fp32 the largest one."""
     return Float32(ptx((a, b), "mul.rz.f32 $0, $1, $2;", "=f,f,f", loc, ip, T.f32(), pure=True))
+
+
+@dsl_user_op
+def fma_toward_zero(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """a b + c, rounded once, toward 0. c = -product_toward_zero(a, b): what that has left out, exactly."""
+    return Float32(ptx((a, b, c), "fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", loc, ip, T.f32(), pure=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers.emulation import warp
-from tkq.recurrence import lines
+from tkq.recurrence import lines, products
 from tkq.recurrence.config import ScanConfig
 from tkq.recurrence.spec import ScanSpec
 from tkq.reference import recurrence as reference
@@ -27,10 +27,12 @@ def kernel(request, monkeypatch):
     warp.instead_of_the_dsl(monkeypatch, lines)
     arch = SimpleNamespace(shuffle_sync=shuffled, shuffle_sync_up=warp.shifted_up)
     math = SimpleNamespace(fma=lambda a, b, c: a * b + c)
-    monkeypatch.setattr(lines, "cute", SimpleNamespace(arch=arch, math=math))
+    for module in (lines, products):
+        monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch, math=math))
+        monkeypatch.setattr(module, "Float32", float)
     monkeypatch.setattr(lines, "cutlass", SimpleNamespace(select_=numpy.where))
-    monkeypatch.setattr(lines, "Float32", float)
-    monkeypatch.setattr(lines.assembly, "product_toward_zero", lambda a, b: a * b)
+    monkeypatch.setattr(products.assembly, "product_toward_zero", lambda a, b: a * b)
+    monkeypatch.setattr(products.assembly, "fma_toward_zero", lambda a, b, c: a * b + c)
     monkeypatch.setattr(lines.LineScan, "numbers", lambda self, held: held)
     return made
 

@@ -35,4 +35,5 @@ def function(kernel, monkeypatch):
     """The compiled kernel, of one of this file's classes; takes tensors of the CPU."""
     with monkeypatch.context() as patched:
         patched.setattr(assembly, "product_toward_zero", lambda a, b: a * b)
+        patched.setattr(assembly, "fma_toward_zero", lambda a, b, c: a * b + c)
         return finish.function(kernel, patched)
