@@ -10,8 +10,9 @@ SEGMENTS, GROWTH = ((f"{TESTS}{name}",) for name in ("test_segments[False-False]
                                                      "test_growth_that_nothing_feeds[8192-12-False]"))
 
 EDGE = "return Float32(self.at(x, of, cutlass.min((turn.k + 1) * self.tokens, x.shape[1] - 1), 1)[0])"
-LINES_GROWTH, LINES_SEGMENTS = ((f"{TESTS}test_growth_that_nothing_feeds[{of}-True]",)
-                                for of in ("200-264", "8192-12"))
+JOINED = "far, up = lane >= by, lambda x, by=by: cute.arch.shuffle_sync_up(x, by)"
+LINES_GROWTH, LINES_SEGMENTS = ((f"{TESTS}{name}",) for name in ("test_growth_that_nothing_feeds[200-264-True]",
+                                                                "test_growth_through_segments[True]"))
 
 MUTANTS = (
     *family(
@@ -67,14 +68,16 @@ MUTANTS = (
         ("lines_without_the_initial_state", "h = earlier[i][:-1] + [cutlass.select_(last, before[0], earlier[i][-1])]",
          "h = earlier[i]", TIME),
         ("lanes_of_half_a_warp", "for by in (1, 2, 4, 8, 16):", "for by in (1, 2, 4, 8):", TIME),
-        ("lane_before_the_first", "far = lane >= by", "far = lane + 1 >= by", TIME),
+        ("lane_before_the_first", JOINED, JOINED.replace("lane >=", "lane + 1 >="), TIME),
         ("state_behind_the_lane_itself",
          "return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))", "return after", TIME),
         ("state_of_the_first_piece",
-         "found.append(Step(factor, cute.math.fma(piece.whole.factor, value, piece.whole.value)))",
+         "found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))",
          "found.append(Step(factor, value))", TIME),
-        ("products_are_infinite", "factor = cutlass.select_(far, assembly.product_toward_zero(step.factor, factor), "
-         "step.factor)", "factor = cutlass.select_(far, step.factor * factor, step.factor)", LINES_GROWTH),
-        ("product_of_a_line_s_segment_is_infinite", "factor = assembly.product_toward_zero(piece.whole.factor, factor)",
-         "factor = piece.whole.factor * factor", LINES_SEGMENTS)),
+        ("product_without_the_segment_s_first_pieces",
+         "factor = products.times(piece.whole.factor, factor, self.parts)", "pass", LINES_SEGMENTS)),
+    *family(
+        "scan", "tkq/recurrence/products.py",
+        ("products_are_infinite", "high = assembly.product_toward_zero(x[0], y[0])", "high = x[0] * y[0]", LINES_GROWTH),
+        ("products_of_one_number", "return [high, low]", "return [high, low * 0.0]", (f"{TESTS}test_long_lines",))),
 )

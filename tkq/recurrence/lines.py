@@ -262,10 +262,11 @@ def joined(step, lane, lanes):
     """The `Step` of all lanes of a line up to this one."""
     for by in (1, 2, 4, 8, 16):
         if by < lanes:
-            far, own, value = lane >= by, step.factor, cute.arch.shuffle_sync_up(step.value, by)
-            factor = products.times(own, [cute.arch.shuffle_sync_up(x, by) for x in own], len(own))
-            step = Step([cutlass.select_(far, x, y) for x, y in zip(factor, own, strict=True)],
-                        cutlass.select_(far, products.grown(own, value, step.value), step.value))
+            far, up = lane >= by, lambda x, by=by: cute.arch.shuffle_sync_up(x, by)
+            factor = products.times(step.factor, [up(x) for x in step.factor], len(step.factor))
+            value = products.grown(step.factor, up(step.value), step.value)
+            step = Step([cutlass.select_(far, x, y) for x, y in zip(factor, step.factor, strict=True)],
+                        cutlass.select_(far, value, step.value))
     return step
 
 

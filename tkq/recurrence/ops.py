@@ -25,9 +25,10 @@ def scan(a: Tensor, b: Tensor, initial_state: Optional[Tensor] = None, reverse: 
     continues from the first's final state give the bits of one. Nothing is multiplied ahead, so a of any size is taken
     as it is, 0, negative and above 1 too.
 
-    Contiguous tokens: up to 16 neighbours are joined in order, then those of up to 32 lanes by the products of their a,
-    then up to 512 tokens after another, in float32 and always in the same order. A product beyond float32 counts as its
-    largest number: a state of 0 stays 0 whatever a is, but one that is tiny may be taken to grow less than it does.
+    Contiguous tokens: up to 8 neighbours are joined in order, then these by the products of their a, in float32 and
+    always in the same order. Products are two numbers each, so that results are as exact as by steps in order, but other
+    bits. A product beyond float32 counts as its largest number: a state of 0 stays 0 whatever a is, but one that is tiny
+    may be taken to grow less than it does.
 
     Only of few columns and 8192 tokens and more, where a scan would leave the GPU idle, segments of the tokens run side
     by side, and are joined by the products of their a, likewise: of contiguous channels with B C up to 512 in fp32, 1024

@@ -63,3 +63,26 @@ def test_a_run(kernel):
     numpy.testing.assert_allclose(back([x for x, _ in found]), values, rtol=1e-9, atol=1e-9)
     numpy.testing.assert_allclose(coming[-1].value.reshape(N, L), left[:, None].expand(N, L), rtol=1e-9, atol=1e-9)
     numpy.testing.assert_allclose(found[-1][1].reshape(N, L)[:, -1], left, rtol=1e-9, atol=1e-9)
+
+
+def toward_zero(x):
+    found = numpy.float32(x)
+    return numpy.nextafter(found, numpy.float32(0)) if abs(numpy.float64(found)) > abs(x) else found
+
+
+@pytest.mark.parametrize("factor", [0.9997, -0.9993, 1.003])
+def test_products_are_exact(monkeypatch, factor):
+    """Of 512 equal factors by two numbers, rounded as the GPU does; one is off by some hundred roundings."""
+    double = numpy.float64
+    assembly = products.assembly
+    monkeypatch.setattr(assembly, "product_toward_zero", lambda a, b: toward_zero(double(a) * double(b)))
+    monkeypatch.setattr(assembly, "fma_toward_zero", lambda a, b, c: toward_zero(double(a) * double(b) + double(c)))
+    monkeypatch.setattr(products, "Float32", numpy.float32)
+    factor = numpy.float32(factor)
+    off = []
+    for parts in (1, 2):
+        product = products.of([factor] * 4, parts)
+        for _ in range(7):
+            product = products.times(product, product, parts)
+        off.append(abs(sum(map(double, product)) / double(factor) ** 512 - 1))
+    assert off[1] < 1e-9 and off[0] > 1e-5
