@@ -78,6 +78,7 @@ MUTANTS = (
          "factor = products.times(piece.whole.factor, factor, self.parts)", "pass", LINES_SEGMENTS)),
     *family(
         "scan", "tkq/recurrence/products.py",
-        ("products_are_infinite", "high = assembly.product_toward_zero(x[0], y[0])", "high = x[0] * y[0]", LINES_GROWTH),
+        ("products_are_infinite", "high = assembly.product_toward_zero(x[0], y[0])", "high = x[0] * y[0]",
+         LINES_GROWTH),
         ("products_of_one_number", "return [high, low]", "return [high, low * 0.0]", (f"{TESTS}test_long_lines",))),
 )

@@ -21,7 +21,8 @@ def shipped() -> list:
             found.append((replace(spec, vector=widest(4, spec, columns)), columns))
         found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
                   for falling in (False, True)]
-    return [Shipped(_name(s, columns), recipe(s, plan(s, columns, TOKENS, 132)), expectation(s)) for s, columns in found]
+    return [Shipped(_name(s, columns), recipe(s, plan(s, columns, TOKENS, 132)), expectation(s))
+            for s, columns in found]
 
 
 def _name(s: ScanSpec, columns: int) -> str:
@@ -30,10 +31,10 @@ def _name(s: ScanSpec, columns: int) -> str:
 
 
 def expectation(s: ScanSpec) -> Expectation:
-    """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan; along time products
-    rounded toward 0, and registers for 24 warps of an SM."""
+    """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan. Along time
+    lanes exchange products, which are rounded toward 0 and of two numbers, and registers are for 20 warps of an SM."""
     bits = s.vector * BITS[s.dtype]
     wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 else ("LDG.E", "STG.E")
-    lanes = ("SHFL.UP", "SHFL.IDX", "FMUL.RZ") if s.layout == "time" else ()
+    lanes = ("SHFL.UP", "SHFL.IDX", "FMUL.RZ", "FFMA.RZ") if s.layout == "time" else ()
     return Expectation(instructions=(*wide, *lanes, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
-                       registers=80 if s.layout == "time" else 168)
+                       registers=96 if s.layout == "time" else 168)

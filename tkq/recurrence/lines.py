@@ -32,8 +32,8 @@ class Step(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of a lane, in the scan's order: the first one's number; a, and b or dh, in fp32; the `Step` of
-    all lanes' tokens up to this lane's last one, and that of all."""
+    """Neighbouring tokens of a lane, in the scan's order: the first one's number; a, and b or dh, in fp32; the `Step`
+    of all lanes' tokens up to this lane's last one, and that of all."""
 
     first: Any
     a: Any

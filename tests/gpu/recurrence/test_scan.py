@@ -66,8 +66,8 @@ def test_long():
 
 
 def test_long_lines():
-    """Of more runs than warps, for half of the GPU, so in one segment. Equal factors near 1: roundings of their products
-    add up."""
+    """Of more runs than warps, for half of the GPU, so in one segment. Of equal factors near 1, the roundings of whose
+    products add up."""
     a, b, state = make(1, 8204, 67, "fp32", time=True)
     check(torch.full_like(a, 0.9997).requires_grad_(), b, state)
 
