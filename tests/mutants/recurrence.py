@@ -9,7 +9,8 @@ NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
 SEGMENTS, GROWTH = ((f"{TESTS}{name}",) for name in ("test_segments[False-False]",
                                                      "test_growth_that_nothing_feeds[8192-12-False]"))
 
-EDGE = "return Float32(self.at(x, of, cutlass.min((turn.k + 1) * self.tokens, x.shape[1] - 1), 1)[0])"
+EDGE = "return Float32(self.at(x, of, cutlass.min((of.run + 1) * self.tokens, x.shape[1] - 1), 1)[0])"
+START = "put(state, [cutlass.select_(of.run == 0, x, state[i]) for i, x in enumerate(start)])"
 JOINED = "far, up = lane >= by, lambda x, by=by: cute.arch.shuffle_sync_up(x, by)"
 LINES_GROWTH, LINES_SEGMENTS = ((f"{TESTS}{name}",) for name in ("test_growth_that_nothing_feeds[200-264-True]",
                                                                 "test_growth_through_segments[True]"))
@@ -65,12 +66,14 @@ MUTANTS = (
         ("slope_of_the_token_s_own_factor", "for x, y in zip(a, dh[1:], strict=False):",
          "for x, y in zip(a[1:], dh[1:], strict=True):", TIME),
         ("state_of_the_run_itself", EDGE, EDGE.replace("self.tokens,", "self.tokens - 1,"), TIME),
-        ("lines_without_the_initial_state", "h = earlier[i][:-1] + [cutlass.select_(last, before[0], earlier[i][-1])]",
+        ("lines_without_the_initial_state", "h = earlier[i][:-1] + [cutlass.select_(last, before, earlier[i][-1])]",
          "h = earlier[i]", TIME),
         ("lanes_of_half_a_warp", "for by in (1, 2, 4, 8, 16):", "for by in (1, 2, 4, 8):", TIME),
         ("lane_before_the_first", JOINED, JOINED.replace("lane >=", "lane + 1 >="), TIME),
         ("state_behind_the_lane_itself",
          "return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))", "return after", TIME),
+        ("state_of_the_line_before", START, START.replace("of.run == 0", "turn.k == 0"),
+         (f"{TESTS}test_several_lines_a_block",)),
         ("state_of_the_first_piece",
          "found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))",
          "found.append(Step(factor, value))", TIME),

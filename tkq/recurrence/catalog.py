@@ -32,9 +32,10 @@ def _name(s: ScanSpec, columns: int) -> str:
 
 def expectation(s: ScanSpec) -> Expectation:
     """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan. Along time
-    lanes exchange products, which are rounded toward 0 and of two numbers, and registers are for 20 warps of an SM."""
+    lanes exchange products, which are rounded toward 0, in fp32 of two numbers, and registers are for 28 warps of an
+    SM."""
     bits = s.vector * BITS[s.dtype]
     wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 else ("LDG.E", "STG.E")
-    lanes = ("SHFL.UP", "SHFL.IDX", "FMUL.RZ", "FFMA.RZ") if s.layout == "time" else ()
+    lanes = ("SHFL.UP", "SHFL.IDX", "FMUL.RZ", *["FFMA.RZ"] * (s.dtype == "fp32")) if s.layout == "time" else ()
     return Expectation(instructions=(*wide, *lanes, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
-                       registers=96 if s.layout == "time" else 168)
+                       registers=72 if s.layout == "time" else 168)

@@ -16,11 +16,12 @@ from tkq.tile import vectors
 
 
 class Place(NamedTuple):
-    """A lane's line: its sequence, its channel; and the lane's number in the line. Behind the last line it is the last
-    one once more, for which the same is written."""
+    """A lane's line: its sequence, its channel; which of the line's runs; and the lane's number in the line. Behind the
+    last line it is the last one once more, for which the same is written."""
 
     batch: Any
     channel: Any
+    run: Any
     lane: Any
 
 
@@ -44,15 +45,16 @@ class Piece(NamedTuple):
 
 class LineScan:
     """The scan of `ColumnScan`, but tokens are joined in another order. `lanes` lanes of a warp have a line, each some
-    of its vectors; a run has `rows / vector` pieces, a vector of each lane. Of a piece:
+    of its vectors; a run has `rows / vector` pieces, a vector of each lane. A block's warps take the runs of `each`
+    lines (of a warp's, where it has several) in turn, one line's after the other's. Of a piece:
 
         each lane     the product of its factors, and what its tokens make of a state of 0, from token to token
         the lanes     the same of all lanes up to this one, by shuffles: over 1, 2, 4, 8, 16 lanes
         the state     what comes into a piece, from piece to piece and from run to run: factor state + value of a piece
         each lane     what comes into its tokens, likewise; from there token by token: h = a h + b
 
-    So nothing goes through shared memory but a state a run (`Turns`), and accesses are contiguous. Products are rounded
-    toward 0: those of finite factors stay finite, and make 0 of a state of 0.
+    So nothing goes through shared memory but a state a run (`Turns`), and accesses are contiguous. How products are
+    rounded: `products`.
 
     A backward's state is a[s] g[s], what the token s leaves to the next:
 
@@ -60,10 +62,9 @@ class LineScan:
 
     h[s + 1], for da, is a neighbour's at the end of a lane's tokens; at a run's end lanes load it themselves."""
 
-    parts = 2  # of a product
-
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
+        self.parts = 2 if spec.dtype == "fp32" else 1  # of a product: h of 16 bits is rounded more than one is off
         self.turns = Turns(1 + spec.ends * self.parts, config.warps)
         self.pieces = config.rows // spec.vector
         self.lanes, self.lines = config.lanes, WARP // config.lanes  # of a line, of a warp
@@ -89,9 +90,8 @@ class LineScan:
     @cute.jit
     def __call__(self, a: cute.Tensor, operands: Operands, way: Int32, stream: cuda.CUstream):
         """way: not looked at: the spec says it."""
-        B, _, C = a.shape
-        self.kernel(Given(a, *operands, way)).launch(grid=[B * cute.ceil_div(C, self.lines), 1, 1], stream=stream,
-                                                     **self.config.launch)
+        blocks = cute.ceil_div(a.shape[0] * cute.ceil_div(a.shape[2], self.lines), self.config.each)
+        self.kernel(Given(a, *operands, way)).launch(grid=[blocks, 1, 1], stream=stream, **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):
@@ -102,26 +102,20 @@ class LineScan:
     @cute.jit
     def thread(self, block, warp, lane, slots, g: Given):
         """What one thread does: the tests run it on a CPU, one after the other."""
-        (_, T, C), warps = g.a.shape, self.config.warps
-        across = cute.ceil_div(C, self.lines)
-        channel = block % across * self.lines + lane // self.lanes
-        of = Place(block // across, cutlass.min(channel, C - 1), lane % self.lanes)
-        state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
-        state.fill(0.0)  # the product of the factors stands behind it
-        if const_expr(self.spec.ends):
-            state[1] = Float32(1.0)
-        before[0] = Float32(0.0 if g.state is None else g.state[of.batch, of.channel])
-        if const_expr(self.spec.backward):
-            state[0] = Float32(0.0 if g.final is None else g.final[of.batch, of.channel])
-        else:
-            state[0] = before[0]
-        runs = cute.ceil_div(T, self.tokens)
-        for k in cutlass.range(warp, runs, warps, unroll=1):
-            turn = Turn(k, runs, warp, lane)
-            if (k + 1) * self.tokens <= T:
-                self.run((state, before, slots), turn, of, g)
+        (B, T, C), each = g.a.shape, self.config.each
+        state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
+        state.fill(0.0)
+        across, runs = cute.ceil_div(C, self.lines), cute.ceil_div(T, self.tokens)
+        count = runs * cutlass.min(B * across - block * each, each)
+        for k in cutlass.range(warp, count, self.config.warps, unroll=1):
+            line, run = (block, k) if each == 1 else (block * each + k // runs, k % runs)
+            channel = line % across * self.lines + lane // self.lanes
+            of = Place(line // across, cutlass.min(channel, C - 1), run, lane % self.lanes)
+            turn = Turn(k, count, warp, lane)
+            if (run + 1) * self.tokens <= T:
+                self.run(state, slots, turn, of, g)
             else:
-                self.run((state, before, slots), turn, of, g, True)
+                self.run(state, slots, turn, of, g, True)
 
     # ---- where things lie -------------------------------------------------------------------------------------------
 
@@ -145,23 +139,24 @@ class LineScan:
     def in_order(self, values):
         return values[::-1] if self.spec.falling else values
 
-    def firsts(self, turn, of):
+    def firsts(self, of):
         """The first token of each of a lane's pieces: in 64 bits, as addresses are, so that one serves for all."""
-        first = Int64(turn.k * self.tokens + of.lane * self.spec.vector)
+        first = Int64(of.run * self.tokens + of.lane * self.spec.vector)
         return [first + i * self.lanes * self.spec.vector for i in range(self.pieces)]
 
     # ---- the scan ---------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def run(self, held, turn, of, g: Given, rest: cutlass.Constexpr = False):
+    def run(self, state, slots, turn, of, g: Given, rest: cutlass.Constexpr = False):
         """rest: some of the run's tokens may be behind the last one."""
-        (state, before, slots), T = held, g.a.shape[1]
-        firsts = self.firsts(turn, of)
+        T, firsts = g.a.shape[1], self.firsts(of)
         read = (g.a, g.b, g.h) if self.spec.of_a else (g.a, g.b)
         loaded = [[self.load(x, of, s, rest) for s in firsts] for x in read]
-        edge = self.edge(g.h, of, turn) if self.spec.of_a else None
+        edge = self.edge(g.h, of) if self.spec.of_a else None
+        before, start = self.states_of(of, g)
         pieces = [self.piece(s, a, b, of) for s, a, b in zip(firsts, loaded[0], loaded[1], strict=True)]
         self.turns.take(state, slots, turn)
+        put(state, [cutlass.select_(of.run == 0, x, state[i]) for i, x in enumerate(start)])
         coming = self.coming(pieces, state)
         self.turns.hand_on(state, slots, turn)
         earlier = self.earlier(loaded[2], edge, of) if self.spec.of_a else []
@@ -172,13 +167,21 @@ class LineScan:
                 self.out(g.db, found, piece, of, rest)
                 if const_expr(self.spec.of_a):
                     last = piece.first + self.spec.vector >= T  # of whose last token h comes from the initial state
-                    h = earlier[i][:-1] + [cutlass.select_(last, before[0], earlier[i][-1])]
+                    h = earlier[i][:-1] + [cutlass.select_(last, before, earlier[i][-1])]
                     self.out(g.da, [x * y for x, y in zip(found, h, strict=True)], piece, of, rest)
             else:
                 found, after = states(piece.a, own, piece.b)
                 self.out(g.h, found, piece, of, rest)
             if const_expr(rest or i == self.pieces - 1):
                 self.end(after, coming[i].factor, piece, of, g)
+
+    def states_of(self, of, g):
+        """The initial state, and what comes into a line's first token, with the product of no factors behind it."""
+        before = Float32(0.0 if g.state is None else g.state[of.batch, of.channel])
+        start = before
+        if self.spec.backward:
+            start = Float32(0.0 if g.final is None else g.final[of.batch, of.channel])
+        return before, [start, Float32(1.0), Float32(0.0)][:self.turns.vector]
 
     @cute.jit
     def end(self, after, factor, piece, of, g: Given):
@@ -249,9 +252,9 @@ class LineScan:
         at_end = of.lane == self.lanes - 1
         return [x[1:] + [cutlass.select_(at_end, next_[i + 1], next_[i])] for i, x in enumerate(own)]
 
-    def edge(self, x, of, turn):
+    def edge(self, x, of):
         """The first token behind a run, or the last one that there is."""
-        return Float32(self.at(x, of, cutlass.min((turn.k + 1) * self.tokens, x.shape[1] - 1), 1)[0])
+        return Float32(self.at(x, of, cutlass.min((of.run + 1) * self.tokens, x.shape[1] - 1), 1)[0])
 
     def from_lane(self, x, of, lane):
         """x of another lane of the line."""

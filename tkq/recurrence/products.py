@@ -1,7 +1,8 @@
 """Products of a scan's factors, as lists of fp32 numbers whose sum they are: one, or one and what it leaves out.
 
 A product of n equal factors by one number is off by up to n roundings, all of one sign; by two it is as exact as n
-steps in order. All is rounded toward 0, so that products of finite factors are finite, and make 0 of a state of 0."""
+steps in order, and more. All is rounded toward 0, so that products of finite factors are finite, and make 0 of a state
+of 0."""
 import cutlass.cute as cute
 from cutlass import Float32
 

@@ -8,6 +8,7 @@ import tkq
 from tests.helpers.convolution import gradient
 from tests.helpers.recurrence import check, make
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.recurrence import plan
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,11 @@ def test_layouts_agree():
 
 def test_long():
     check(*make(1, 16384 + 3, 8, "fp32"))
+
+
+def test_several_lines_a_block():
+    """Many short lines, one after the other; the last block has fewer."""
+    check(*make(3, 1032, 2113, "bf16", time=True))
 
 
 def test_long_lines():
@@ -149,7 +155,7 @@ def test_constant_factors(factor, time):
             assert torch.equal(tkq.scan(torch.zeros_like(b), b), b)
 
 
-@pytest.mark.parametrize("T, C, time", [(200, 264, False), (8192, 12, False), (200, 264, True), (8192, 12, True)])
+@pytest.mark.parametrize("T, C, time", [(200, 264, False), (8192, 12, False), (200, 264, True), (65536, 12, True)])
 def test_growth_that_nothing_feeds(T, C, time):
     """A product of factors beyond fp32, of a state that is 0: no state of any token is, behind segments neither. And
     of gradients that are 0."""
@@ -168,10 +174,10 @@ def test_growth_that_nothing_feeds(T, C, time):
 
 @pytest.mark.parametrize("time", [False, True])
 def test_growth_through_segments(time):
-    """By 1e9, of what the first token brings, and back from the last."""
-    T, C = 8192, 12
+    """By 1e8 and more, of what the first token brings, and back from the last."""
+    T, C, factor = (65536, 12, 1.0003) if time else (8192, 12, 1.0025)
     filled = lambda x: torch.full((2, C, T) if time else (2, T, C), x, device="cuda")
-    a, b = (x.mT if time else x for x in (filled(1.0025), filled(0.0)))
+    a, b = (x.mT if time else x for x in (filled(factor), filled(0.0)))
     state = torch.zeros(2, C, device="cuda")
     b[:, 0] = 1
     given = [x.requires_grad_() for x in (a, b, state)]
@@ -206,8 +212,9 @@ def test_the_same_bits():
 
 
 @pytest.mark.parametrize("reverse, time", [(False, False), (True, True)])
-def test_segments(reverse, time):
-    """Few columns of many tokens."""
+def test_segments(reverse, time, monkeypatch):
+    """Few columns of many tokens; lines as short as those of channels, too."""
+    monkeypatch.setattr(plan, "SHORTEST_LINE", plan.SHORTEST)
     a, b, state = make(2, 8192, 12, "fp32", time=time)
     check(a, b, state, reverse=reverse)
     with torch.no_grad():
