@@ -38,8 +38,8 @@ def _plan_of_lines(spec: ScanSpec, lines: int, tokens: int, num_sms: int) -> Sca
     narrow, few = BITS[spec.dtype] == 16, lines <= 2 * num_sms
     vectors = -(-tokens // spec.vector)
     lanes = min(WARP, _power_of_2(vectors))
-    most = 8 if few and narrow and spec.backward else LANE_TOKENS  # tokens of a lane
-    pieces = min(MOST_PIECES, most // spec.vector, _power_of_2(-(-vectors // lanes)))
+    of_lane = 8 if few and narrow and spec.backward else LANE_TOKENS
+    pieces = min(MOST_PIECES, of_lane // spec.vector, _power_of_2(-(-vectors // lanes)))
     runs = -(-vectors // (lanes * pieces))
     each = 1
     while 2 * each * runs <= (16 if narrow else 4) and lines * lanes >= 2 * each * LINE_BLOCKS * num_sms * WARP:
