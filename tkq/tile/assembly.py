@@ -1,6 +1,6 @@
 """PTX where the DSL has no operation for it: the one file that imports the DSL's private modules, whose places may
 change between its versions."""
-from cutlass import Int64
+from cutlass import Float32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -33,3 +33,15 @@ def traced_block():
 def opaque_sum(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
     """a + b, of which the compiler knows nothing: a sum that it sees in a loop it makes anew of the loop's counter."""
     return Int64(ptx((a, b), "add.s64 $0, $1, $2;", "=l,l,l", loc, ip, T.i64()))
+
+
+@dsl_user_op
+def product_toward_zero(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """a b, rounded toward 0: of finite numbers it is finite, beyond fp32 the largest one."""
+    return Float32(ptx((a, b), "mul.rz.f32 $0, $1, $2;", "=f,f,f", loc, ip, T.f32(), pure=True))
+
+
+@dsl_user_op
+def fma_toward_zero(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """a b + c, rounded once, toward 0. c = -product_toward_zero(a, b): what that has left out, exactly."""
+    return Float32(ptx((a, b, c), "fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", loc, ip, T.f32(), pure=True))

@@ -19,7 +19,7 @@ def test_every_spec_has_a_plan(dtype, layout):
         spec = ScanSpec(dtype, vector, layout, gradients=gradients)
         taken = vector if layout == "time" else widest(vector, spec, columns)
         assert taken <= vector and vector % taken == 0
-        config = plan(dataclasses.replace(spec, vector=taken), columns, 132)
+        config = plan(dataclasses.replace(spec, vector=taken), columns, 2048, 132)
         assert config.rows % (taken if layout == "time" else 1) == 0
         if layout == "channels" and taken > 1:
             assert columns >= BLOCKS * WARP * taken
