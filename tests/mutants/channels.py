@@ -150,7 +150,7 @@ MUTANTS = (
          BOUNDED),
         ("bounded_inverse_in_one_part", "tk.copy(tk.columns(c.again, *rest), v)", "tk.zero(c.again)",
          ALIKE_BOUNDED),
-        ("first_state_of_all_segments", "if walk.first == 0:", "if walk.first < 0:", SEGMENTED),
+        ("first_state_of_no_segment", "if walk.first == 0:", "if walk.first < 0:", SEGMENTED),
         ("last_state_of_no_segment", "if walk.end == chunks(self.spec, g, t) and walk.first < walk.end:",
          "if walk.end > chunks(self.spec, g, t) and walk.first < walk.end:", SEGMENTED)),
     *family(
@@ -171,7 +171,7 @@ MUTANTS = (
         ("segments_begin_with_nothing", "first = cutlass.select_(before < ALL, kept - before, end)",
          "first = cutlass.select_(before < ALL, kept, end)", SEGMENTED),
         ("segments_that_nobody_has", "going = reach[last] == ALL", "going = reach[last] == ALL - 1", SEGMENTED),
-        ("segments_keep_outputs_of_those_before", "return leader & (chunk >= walk.kept) if self.there else leader",
+        ("segments_lose_their_first_chunk", "return leader & (chunk >= walk.kept) if self.there else leader",
          "return leader & (chunk > walk.kept) if self.there else leader", SEGMENTED)),
     *family(
         "linear", "tkq/linear_attention/blocks/pairs.py",

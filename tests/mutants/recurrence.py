@@ -74,6 +74,8 @@ MUTANTS = (
          "return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))", "return after", TIME),
         ("state_of_the_line_before", START, START.replace("of.run == 0", "turn.k == 0"),
          (f"{TESTS}test_several_lines_a_block",)),
+        ("end_of_a_whole_run", "if const_expr(rest or i == self.pieces - 1):", "if const_expr(rest):",
+         (f"{TESTS}test_layouts_agree",)),
         ("state_of_the_first_piece",
          "found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))",
          "found.append(Step(factor, value))", TIME),

@@ -8,7 +8,8 @@ from tkq.recurrence.spec import BITS, ScanSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
-MANY, FEW, TOKENS = 1 << 16, 1 << 10, 1 << 11  # columns; of each
+MANY, FEW = 1 << 16, 1 << 10  # columns
+TOKENS = 1 << 11  # of each column
 
 
 def shipped() -> list:

@@ -13,7 +13,7 @@ class ScanConfig:
     take the runs of their columns in turn. blocks: of an SM, for which there are to be registers; 0: as the compiler
     likes. convert_early: numbers of 16 bits are converted before the turn; along time they always are. lanes: along
     time, of a line; with fewer than a warp's, a warp has several lines, and each of them one run at most. each: along
-    time, lines of a block, or as many times a warp's."""
+    time, groups of lines of a block, taken one after the other; a group is what a warp holds at once, 32 / lanes."""
 
     rows: int = 16
     warps: int = 8

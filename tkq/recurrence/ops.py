@@ -19,7 +19,8 @@ def scan(a: Tensor, b: Tensor, initial_state: Optional[Tensor] = None, reverse: 
 
         h[t] = a[t] h[t - 1] + b[t]
 
-    The state is float32 whatever the tensors are, and all comes of one pass over memory, forward and backward.
+    The state is float32 whatever the tensors are, and but for the segments below all comes of one pass over memory,
+    forward and backward.
 
     Contiguous channels: one rounded multiply-add from token to token, in order, so two calls of which the second
     continues from the first's final state give the bits of one. Nothing is multiplied ahead, so a of any size is taken

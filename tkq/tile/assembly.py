@@ -43,5 +43,6 @@ def product_toward_zero(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32
 
 @dsl_user_op
 def fma_toward_zero(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
-    """a b + c, rounded once, toward 0. c = -product_toward_zero(a, b): what that has left out, exactly."""
+    """a b + c, rounded once, toward 0. c = -product_toward_zero(a, b): what that has left out, exactly, barring
+    underflow and overflow."""
     return Float32(ptx((a, b, c), "fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", loc, ip, T.f32(), pure=True))

@@ -228,19 +228,6 @@ def test_three_launches():
     assert outputs[1][5].shape[1:] == (2, 64, 64)
 
 
-def test_two_sequences_of_the_delta_rule_are_cut():
-    """Without gradients, too: what reaches a segment's end is less than the other half of the chunks."""
-    q, k, v = (torch.cat([x, x]) for x in operands(32, 8192, 128, 128))
-    g, beta = -torch.ones(2, 8192, 32), torch.ones(2, 8192, 32)
-    with fake_gpu.launches() as seen, torch.no_grad():
-        tkq.gated_delta_rule(q, k, v, g, beta)
-    specs = [r.args[0] for r, _ in seen]
-    assert [(s.part, s.blocks, s.reach) for s in specs if isinstance(s, LinearSpec)] == [
-        ("states", False, True), ("transfers", False, True), ("outputs", True, False)]
-    assert specs[0] == ReachSpec("bf16", 128, "fp32")
-    assert {r for r, _ in seen} <= {kernel.recipe for kernel in shipped()}
-
-
 def test_launches_of_the_delta_rule_by_blocks():
     """Training: the forward's states and those of dV are made once, of the chunks that reach; what is launched is what
     the catalog has, but for dq and dk."""

@@ -87,14 +87,17 @@ def _bounded():
     for end, spec in (("fp32", of_fp32), ("bf16", replace(of_fp32, delta="bf16")),
                       ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),
                       ("fp32-packed", replace(states, packed="int32")), ("fp32-reach", replace(of_fp32, reach=True)),
+                      ("bf16-reach", replace(of_fp32, delta="bf16", reach=True)),
                       ("fp32-final-reach", replace(of_fp32, final="fp32", reach=True)),
                       ("fp32-states-reach", replace(states, reach=True))):
         some, many = bounded_plan(spec).registers
         wanted = Expectation(tensor=4 * (8 + 4), waits_per_mma=0.5, roles=((some, 2), (many, 2)), local_memory=6,
                              instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2"))
         yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{end}", bounded_recipe(spec), wanted)
-    yield Shipped("gated_delta_rule_reach-bf16-k128-column-bounded", bounded_recipe(BoundedReachSpec("fp32")),
-                  Expectation(instructions=("LDG.E.64", "SHFL", "MUFU.EX2")))
+    wanted = Expectation(instructions=("LDG.E.64", "SHFL", "MUFU.EX2"))
+    for beta in ("fp32", "bf16"):
+        yield Shipped(f"gated_delta_rule_reach-bf16-k128-column-bounded-beta_{beta}",
+                      bounded_recipe(BoundedReachSpec(beta)), wanted)
 
 
 def _sums():

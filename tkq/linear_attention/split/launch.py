@@ -66,7 +66,8 @@ def split_of(given: Given) -> Split:
                        given.dot or given.others or not given.second is given.kept is None,
                        given.dot and given.beta is None, given.second is not None,
                        given.beta is not None and given.reverse,
-                       reach=_by_gates(given)))
+                       # a backward has what is won more than once; without, it is less than what gates may cost
+                       reach=given.updates and _by_gates(given)))
 
 
 def _by_gates(given):

@@ -37,8 +37,8 @@ class Operands(NamedTuple):
 
 class BoundedReach:
     """reach[b, n - 1, h], of the n-th of N segments of a sequence, n from 1 on: how many chunks in front of it reach
-    the state that it begins with; `ALL` where more than `MOST_REACHED`, or half a segment, do. Segments have a chunk or
-    more.
+    the state that it begins with; `ALL` where more than `MOST_REACHED`, or half a segment (in twos), do. Segments
+    have a chunk or more.
 
     With keys of length 1 or less the rule makes of a state S
 

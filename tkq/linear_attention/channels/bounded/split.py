@@ -31,4 +31,3 @@ def segments(sizes: Sizes) -> int:
         return 1
     each = -(-chunks // most)
     return -(-chunks // each) if each + REACHED + LAUNCH <= GAIN * chunks else 1
-

@@ -52,7 +52,7 @@ class BoundedState:
 
     @cute.jit
     def keep(self, g, s, t, of):
-        """All chunks of a block, by the wg-th of the state's warpgroups. of: the segment, wg."""
+        """All chunks of a walk, by the wg-th of the state's warpgroups. of: the segment, wg."""
         segment, wg = of
         walk = self.walks.of_block(g, t, segment)
         c, row0, leader = self.registers(), (t.part + wg) * CHUNK, tk.warp_id() % 4 == 0

@@ -43,7 +43,7 @@ class Walks:
         return block // count, block % count
 
     def of_block(self, g, t, segment) -> Walk:
-        """Its task's."""
+        """What a block goes through."""
         if not self.there:
             return Walk(Int32(0), None, chunks(self.spec, g, t))
         return self.of_segment(g, t, segment)
