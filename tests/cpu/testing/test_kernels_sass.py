@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("kernel", chosen, ids=[kernel.name for kernel in chosen])
 
 
-@pytest.mark.machine_code(recipe=lambda kernel: kernel.recipe)
+@pytest.mark.machine_code(recipe=lambda kernel: kernel.recipe, linked=True)
 def test_machine_code(kernel, machine_code):
     assert sass.expect_all(machine_code, kernel.expectation) == [], "\n" + sass.text(kernel.name, machine_code)
 

@@ -7,13 +7,16 @@ has its reports as the fixture `machine_code`:
     def test_no_spills(name, machine_code):
         kernel, = machine_code
 
+With ``linked=True`` besides, the whole kernel is in the cache then, as calls have it, and not its machine code alone.
 It fails by itself: what keeps another's kernel from being compiled or read is seen when that one's turn comes.
 """
+import contextlib
 import inspect
 import time
 
 import pytest
 
+from tests.helpers.process import machine_code
 from tkq.runtime.compile import build
 from tkq.testing import sass
 
@@ -28,28 +31,28 @@ def reports(item) -> list:
     found = item.config.stash.setdefault(_read, {})
     if recipe not in found:
         items = item.session.items
-        others = [_recipe_or_none(other) for other in items[items.index(item) + 1:][:4 * TOGETHER]
-                  if other.path == item.path]
-        found.update(_together(recipe, [other for other in others if other is not None and other not in found]))
+        others = [other for other in items[items.index(item) + 1:][:4 * TOGETHER] if other.path == item.path]
+        found.update(_together(item, [other for other in others if _recipe_or_none(other) not in (None, *found)]))
     return found.pop(recipe)
 
 
-def _together(recipe, others):
-    began, several = time.process_time(), [recipe]
-    build.ensure(recipe)
-    for other in dict.fromkeys(others):
-        if len(several) == TOGETHER or time.process_time() - began > SECONDS:
+def _together(item, others):
+    began, files = time.process_time(), {_recipe(item): _file(item)}
+    for other in others:
+        if len(files) == TOGETHER or time.process_time() - began > SECONDS:
             break
-        try:
-            build.ensure(other)
-        except Exception:
-            continue
-        if other != recipe:
-            several.append(other)
+        with contextlib.suppress(Exception):
+            files.setdefault(_recipe(other), _file(other))
     try:
-        return dict(zip(several, sass.reports(several)))
+        return dict(zip(files, sass.reports([*files.values()])))
     except Exception:
-        return {recipe: sass.report(recipe)}
+        return {_recipe(item): sass.report(_file(item))}
+
+
+def _file(item):
+    """With the machine code of its recipe."""
+    whole = item.get_closest_marker("machine_code").kwargs.get("linked")
+    return (build.entry_of(_recipe(item)) if whole else machine_code.entry_of(_recipe(item))).path
 
 
 def _recipe(item):
