@@ -7,7 +7,6 @@ has its reports as the fixture `machine_code`:
     def test_no_spills(name, machine_code):
         kernel, = machine_code
 
-With ``linked=True`` besides, the whole kernel is in the cache then, as calls have it, and not its machine code alone.
 It fails by itself: what keeps another's kernel from being compiled or read is seen when that one's turn comes.
 """
 import contextlib
@@ -17,7 +16,6 @@ import time
 import pytest
 
 from tests.helpers.process import machine_code
-from tkq.runtime.compile import build
 from tkq.testing import sass
 
 TOGETHER = 12
@@ -31,28 +29,24 @@ def reports(item) -> list:
     found = item.config.stash.setdefault(_read, {})
     if recipe not in found:
         items = item.session.items
-        others = [other for other in items[items.index(item) + 1:][:4 * TOGETHER] if other.path == item.path]
-        found.update(_together(item, [other for other in others if _recipe_or_none(other) not in (None, *found)]))
+        others = [_recipe_or_none(other) for other in items[items.index(item) + 1:][:4 * TOGETHER]
+                  if other.path == item.path]
+        found.update(_together(recipe, [other for other in others if other is not None and other not in found]))
     return found.pop(recipe)
 
 
-def _together(item, others):
-    began, files = time.process_time(), {_recipe(item): _file(item)}
+def _together(recipe, others):
+    began, entries = time.process_time(), {recipe: machine_code.entry_of(recipe).path}
     for other in others:
-        if len(files) == TOGETHER or time.process_time() - began > SECONDS:
+        if len(entries) == TOGETHER or time.process_time() - began > SECONDS:
             break
-        with contextlib.suppress(Exception):
-            files.setdefault(_recipe(other), _file(other))
+        if other not in entries:
+            with contextlib.suppress(Exception):
+                entries[other] = machine_code.entry_of(other).path
     try:
-        return dict(zip(files, sass.reports([*files.values()])))
+        return dict(zip(entries, sass.reports([*entries.values()])))
     except Exception:
-        return {_recipe(item): sass.report(_file(item))}
-
-
-def _file(item):
-    """With the machine code of its recipe."""
-    whole = item.get_closest_marker("machine_code").kwargs.get("linked")
-    return (build.entry_of(_recipe(item)) if whole else machine_code.entry_of(_recipe(item))).path
+        return {recipe: sass.report(entries[recipe])}
 
 
 def _recipe(item):

@@ -33,7 +33,7 @@ def _launches(function) -> bool:
 
 
 def machine_code(compiled) -> bytes:
-    """The machine code in what ``cute.compile`` returned, as its object file would have it, which takes longer to make."""
+    """The machine code in what ``cute.compile`` returned: that of its object file, which takes longer to make."""
     values = (one.operation.attributes["value"] for one in compiled.ir_module.body.operations
               if one.operation.name == "llvm.mlir.global" and "value" in one.operation.attributes)
     return b"".join(code for code in (getattr(value, "value_bytes", b"") for value in values) if _ELF in code)
