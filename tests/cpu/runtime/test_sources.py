@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.helpers.lint.classes import statements
 from tkq.runtime import Recipe
 from tkq.runtime.compile import keys, sources
 from tkq.warmup import catalog
@@ -51,16 +52,6 @@ def every_module():
         for path in sorted((CHECKOUT / top).rglob("*.py")):
             parts = path.relative_to(CHECKOUT).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
-
-
-def statements(tree):
-    """All of a syntax tree, at any depth: an import is one of them."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            waiting.extend(getattr(node, part, ()))
 
 
 def parsed(name, path):
