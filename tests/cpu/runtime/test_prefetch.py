@@ -35,7 +35,7 @@ assert handle.done and handle.wait() == handle.wait(1)
 def elsewhere(tmp_path):
     """A copy of tkq that nothing knows of, below a name with spaces and a colon."""
     place = tmp_path / "a place: of its own"
-    shutil.copytree(CHECKOUT / "tkq", place / "tkq")  # with its bytecode: three processes import it
+    shutil.copytree(CHECKOUT / "tkq", place / "tkq", ignore=shutil.ignore_patterns("__pycache__"))
     return place
 
 

@@ -192,7 +192,7 @@ def test_the_name_of_an_entry_changes_with_what_can_change_the_code(recipe, monk
 
 
 def test_the_name_changes_with_the_kernels_sources_and_not_with_others(tmp_path):
-    shutil.copytree(CHECKOUT / "tkq", tmp_path / "tkq")  # with its bytecode: each process imports it
+    shutil.copytree(CHECKOUT / "tkq", tmp_path / "tkq", ignore=shutil.ignore_patterns("__pycache__"))
     program = ("from tkq.runtime import Recipe; from tkq.runtime.compile import keys; "
                "print(keys.entry_name(Recipe('tkq.gemm.dense.kernel:DenseGemm', (1,))))")
 

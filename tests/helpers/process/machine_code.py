@@ -1,8 +1,6 @@
 """Kernels for tests that read their machine code and do not run them."""
 import functools
 
-import torch
-
 from tkq.runtime.compile import build, launches
 from tkq.warmup import catalog
 
@@ -14,6 +12,8 @@ def entry_of(recipe):
 
     Where there is no GPU it is neither exported nor linked, which takes as long as half of a short kernel's
     compilation; but for one kernel of each builder, `linked()`, and where a GPU may run it."""
+    import torch  # here: the process that hands tests to workers needs none
+
     if torch.cuda.is_available() or recipe in linked():
         return build.entry_of(recipe)
     store, name = build._named(recipe)
