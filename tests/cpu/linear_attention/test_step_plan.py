@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.process.machine_code import entry_of
 from tests.helpers.shipped import of_name
 from tkq.linear_attention.step.catalog import expectation, shipped
 from tkq.linear_attention.step.launch import recipe
@@ -80,7 +81,7 @@ def test_no_spills(K, V, state, layout, several, machine_code):
 def test_states_are_loaded_before_any_is_used():
     """All loads of the state stand one behind the other, from one address, and so do its stores."""
     spec = StepSpec("bf16", 128, 128, "token", indices="int32", delta="fp32", l2norm=True)
-    code, = sass.by_address(recipe(spec)).values()
+    code, = sass.by_address(entry_of(recipe(spec)).path).values()
     words = [line for _, line in sorted(code.items())]
     for opcode in ("LDG.E.128", "STG.E.128"):
         base = [line.split("[")[-1].split(".64")[0] for line in words if line.split()[0] == opcode]

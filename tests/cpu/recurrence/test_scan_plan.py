@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.recurrence.catalog import shipped
 from tkq.recurrence.config import WARP, ScanConfig
 from tkq.recurrence.plan import BLOCKS, plan, widest
@@ -40,8 +41,7 @@ def test_refused_by_name(words, make):
         make()
 
 
-@needs_nvdisasm
 @pytest.mark.parametrize("name", ["scan-bf16-channels-backward"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
