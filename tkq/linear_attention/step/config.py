@@ -20,11 +20,22 @@ class StepConfig:
     v_values: int
     read_ahead: bool = True
     threads: int = 512
+    k_warps: int = 1
+    together: bool = False
+    bulk_load: bool = False
+    bulk_store: bool = False
+    load_hint: str = ""
+    store_hint: str = ""
 
     @property
     def v_lanes(self) -> int:
         """Lanes along V."""
         return LANES // self.k_lanes
+
+    @property
+    def rows(self) -> int:
+        """Of K that a warp has."""
+        return self.k_lanes * self.k_values
 
     @property
     def columns(self) -> int:

@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.step.config import LANES, StepConfig
+from tkq.linear_attention.step.plan import MOST_WARPS
 from tkq.linear_attention.step.spec import StepSpec
 from tkq.linear_attention.step.state import LaneState, Part
 from tkq.linear_attention.step.token import Recurrence, StateSpace
@@ -144,7 +145,7 @@ class LinearStep:
         tokens = Int32(operands.v.shape[1]) if const_expr(self.has_tokens) else Int32(1)
         g = Globals(*operands, scale, tokens, cute.fast_divmod_create_divisor_v2(heads // heads_k))
         slices = self.spec.value_dim // self.config.columns
-        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * warps, 1, 1],
+        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * warps * self.config.k_warps, 1, 1],
                               stream=stream, max_number_threads=[self.config.threads, 1, 1])
 
     # ---- device --------------------------------------------------------------------------------
@@ -154,14 +155,18 @@ class LinearStep:
         part, head, n = cute.arch.block_idx()
         warps = cute.arch.block_dim()[0] // LANES
         head_k, _ = divmod(head, g.heads_per_k)
-        column = (part * warps + tk.warp_id()) * self.config.columns
-        at = At(n, head, Int32(head_k), self.state.part(column))
+        c = self.config
+        if const_expr(c.k_warps == 1):
+            at = At(n, head, Int32(head_k), self.state.part((part * warps + tk.warp_id()) * c.columns, Int32(0)))
+        else:
+            at = At(n, head, Int32(head_k), self.state.part(part * c.columns, cute.arch.thread_idx()[0] // LANES * c.rows))
         held = self.registers()
+        shared = self.shared_memory()
         row = self.first_row(g, at)
         if const_expr(self.config.read_ahead or not self.spec.several):
             self.read(g, at, Int32(0), held)
         if row >= 0:
-            self.steps(g, at, row, held)
+            self.steps(g, at, row, held, shared)
         else:
             self.put_zeros(g, at)
 
@@ -199,18 +204,74 @@ class LinearStep:
         cute.autovec_copy(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2])
         self.rule.read(g, at, t, held[3])
 
+    def shared_memory(self):
+        """(partial sums of the warps along K, this warp's copy of its slice, its semaphore)."""
+        c, spec = self.config, self.spec
+        if c.k_warps == 1 and not (c.bulk_load or c.bulk_store):
+            return None, None, None
+        smem = tk.SharedAllocator()
+        partial = copy = sem = None
+        if c.k_warps > 1:
+            partial = smem.vector(c.columns * (1 + (spec.delta is not None)) + 4, c.k_warps)
+        if c.bulk_load or c.bulk_store:
+            warps = max(c.k_warps, MOST_WARPS)
+            copy = smem.vector(c.rows * c.columns, warps, self.state.dtype)
+            copy = copy[(None, tk.warp_id())]
+        if c.bulk_load:
+            sems = smem.semaphores(warps)
+            sem = sems[tk.warp_id()]
+            with cute.arch.elect_one():
+                tk.init(sem, 1)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.sync_warp()
+        return partial, copy, sem
+
     @cute.jit
-    def steps(self, g, at, row, held):
+    def load_bulk(self, g, at, row, copy, sem):
+        c = self.config
+        n = c.rows * c.columns * self.state.dtype.width // 8
+        address = self.state.slice_address(g.state, row, at.head, at.part)
+        tk.expect_bytes(sem, n)
+        with cute.arch.elect_one():
+            tk.bulk_load(copy.iterator.toint(), address, n, sem.ptr.toint())
+
+    @cute.jit
+    def store_bulk(self, g, at, row, copy):
+        c = self.config
+        n = c.rows * c.columns * self.state.dtype.width // 8
+        address = self.state.slice_address(g.state, row, at.head, at.part)
+        tk.publish()
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            tk.bulk_store(address, copy.iterator.toint(), n)
+            tk.bulk_commit()
+            tk.store_wait(0)
+
+    @cute.jit
+    def steps(self, g, at, row, held, shared: Constexpr[Any]):
+        partial, copy, sem = shared
         state = self.state.registers()
-        self.state.load(state, g.state, row, at.head, at.part)
+        if const_expr(self.config.bulk_load):
+            self.load_bulk(g, at, row, copy, sem)
+            if const_expr(self.config.together):
+                tk.sync_block()
+            tk.wait(sem, 0)
+            self.state.load_shared(state, self.state.shared(copy, g.state, at.part))
+        else:
+            self.state.load(state, g.state, row, at.head, at.part)
+            if const_expr(self.config.together):
+                tk.sync_block()
         if const_expr(self.spec.several):
             for t in cutlass.range(g.tokens, unroll=1):
-                self.token(g, at, t, state, held)
+                self.token(g, at, t, state, held, partial)
                 self.put_state_of_token(g, at, t, state)
         else:
-            self.token(g, at, Int32(0), state, held)
+            self.token(g, at, Int32(0), state, held, partial)
             self.put_state_of_token(g, at, Int32(0), state)
-        if const_expr(self.spec.accepted is None):
+        if const_expr(self.config.bulk_store):
+            self.state.store_shared(state, self.state.shared(copy, g.state, at.part))
+            self.store_bulk(g, at, row, copy)
+        elif const_expr(self.spec.accepted is None):
             self.state.store(state, g.state, row, at.head, at.part)
 
     @cute.jit
@@ -221,12 +282,12 @@ class LinearStep:
                 self.state.store(state, g.state, row, at.head, at.part)
 
     @cute.jit
-    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any]):
+    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any], partial: Constexpr[Any]):
         if const_expr(self.spec.several and not self.config.read_ahead):
             self.read(g, at, t, held)
         q, k, v = (vectors.wide(x) for x in held[:3])
         decay = self.rule.decay(g, held[3])
-        given, out, dots = self.products(state, q, k, decay)
+        given, out, dots = self.products(state, q, k, decay, at, partial)
         scale, q_length, k_length = g.scale, None, None
         if const_expr(self.spec.l2norm):
             q_length, k_length = (cute.math.rsqrt(x + 1e-6, fastmath=True) for x in dots[1:])
@@ -242,7 +303,7 @@ class LinearStep:
         self.update(state, k, writes, decay)
         self.put(g, at, t, out)
 
-    def products(self, state, q, k, decay):
+    def products(self, state, q, k, decay, at, partial):
         """(S'k, empty without the delta rule, S'q, [q k, and with lengths q q, k k]), S with this token's decay."""
         c, spec = self.config, self.spec
         each = isinstance(decay, list)
@@ -254,10 +315,48 @@ class LinearStep:
             given = [total + of_k * x for total, x in zip(given, row)]
             dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
         sums = self.state.sums([*out, *given, *(dots if spec.l2norm else dots[:1])])
+        if c.k_warps > 1:
+            sums = self.across_warps(sums, at.part, partial)
         found, dots = sums[:len(out) + len(given)], sums[len(out) + len(given):]
         if decay is not None and not each:
             found = [x * decay for x in found]
         return found[c.v_values:], found[:c.v_values], dots
+
+    def across_warps(self, sums, part, partial):
+        """Of each value over the warps along K."""
+        c = self.config
+        n = len(sums)
+        self.put_partial(sums, part, partial)
+        tk.sync_block()
+        totals = [Float32(0.0)] * n
+        for w in range(c.k_warps):
+            for first in range(0, n, c.v_values):
+                size = min(c.v_values, n - first)
+                held = cute.make_rmem_tensor(4, Float32)
+                cute.autovec_copy(self.place(partial, w, part, first, n), held)
+                for i in range(size):
+                    totals[first + i] = totals[first + i] + held[i]
+        return totals
+
+    def place(self, partial, warp, part, first, n):
+        c = self.config
+        column = first // c.v_values
+        vectors_ = 1 + (self.spec.delta is not None)
+        at = column * c.columns + (part.in_warp[1] if column < vectors_ else 0)
+        row = partial.iterator + cute.crd2idx((0, warp), partial.layout)
+        pointer = cute.make_ptr(Float32, (row + at).toint(), row.memspace, assumed_align=16)
+        return cute.make_tensor(pointer, cute.make_layout(4))
+
+    @cute.jit
+    def put_partial(self, sums: Constexpr[Any], part, partial: Constexpr[Any]):
+        c = self.config
+        n = len(sums)
+        if part.first_lane:
+            for first in cutlass.range_constexpr(0, n, c.v_values):
+                held = cute.make_rmem_tensor(4, Float32)
+                for i in cutlass.range_constexpr(4):
+                    held[i] = sums[first + i] if first + i < n else Float32(0.0)
+                cute.autovec_copy(held, self.place(partial, tk.warp_id(), part, first, n))
 
     def update(self, state, k, writes, decay):
         each = isinstance(decay, list)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode
 
 import tkq.tile as tk
 from tkq.linear_attention.step.config import StepConfig
@@ -18,6 +19,8 @@ class Part(NamedTuple):
     k: Int32
     v: Int32
     first: cutlass.Boolean
+    first_lane: cutlass.Boolean
+    in_warp: tuple
 
 
 class LaneState:
@@ -30,13 +33,15 @@ class LaneState:
         apart = 1 if self.along_k else config.v_lanes  # lanes from one to the next along K
         self.offsets = tuple(apart << i for i in range(config.k_lanes.bit_length() - 1))
 
-    def part(self, column):
-        """column: the first of V that this warp has."""
+    def part(self, column, row):
+        """column, row: the first of V and of K that this warp has."""
         c, lane = self.config, tk.lane_id()
         along_k, along_v = lane // c.v_lanes, lane % c.v_lanes
         if self.along_k:
             along_k, along_v = lane % c.k_lanes, lane // c.k_lanes
-        return Part(along_k * c.k_run, column + along_v * c.v_values, along_k == 0)
+        first = along_k == 0
+        inside = along_k * c.k_run, along_v * c.v_values
+        return Part(row + inside[0], column + inside[1], first if c.k_warps == 1 else row + along_k == 0, first, inside)
 
     def at(self, i: int, j: int) -> int:
         """Where (i, j) is among the registers: what one access takes are neighbours."""
@@ -73,7 +78,7 @@ class LaneState:
         first = self.first(pool, row, head, part)
         narrow = state if self.dtype is Float32 else cute.make_rmem_tensor(cute.size(state), self.dtype)
         for i, j, n in self.accesses():
-            cute.autovec_copy(self.run(first, i, j, n), self.held(narrow, i, j, n))
+            self.get(self.run(first, i, j, n), self.held(narrow, i, j, n))
         if narrow is not state:
             state.store(narrow.load().to(Float32))
 
@@ -83,7 +88,55 @@ class LaneState:
             narrow = cute.make_rmem_tensor(cute.size(state), self.dtype)
             narrow.store(state.load().to(self.dtype))
         for i, j, n in self.accesses():
-            cute.autovec_copy(self.held(narrow, i, j, n), self.run(first, i, j, n))
+            self.give(self.held(narrow, i, j, n), self.run(first, i, j, n))
+
+    def get(self, src, dst):
+        hint = self.config.load_hint
+        if not hint:
+            cute.autovec_copy(src, dst)
+            return
+        kinds = dict(na=dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE),
+                     cs=dict(load_cache_mode=LoadCacheMode.STREAMING))
+        atom = cute.make_copy_atom(CopyG2ROp(), src.element_type, num_bits_per_copy=128, **kinds[hint])
+        n = cute.size(src)
+        cute.copy(atom, cute.make_tensor(src.iterator, cute.make_layout((n, 1))), cute.make_tensor(dst.iterator, cute.make_layout((n, 1))))
+
+    def give(self, src, dst):
+        hint = self.config.store_hint
+        if not hint:
+            cute.autovec_copy(src, dst)
+            return
+        kinds = dict(cs=dict(store_cache_mode=StoreCacheMode.STREAMING))
+        atom = cute.make_copy_atom(CopyR2GOp(), src.element_type, num_bits_per_copy=128, **kinds[hint])
+        n = cute.size(src)
+        cute.copy(atom, cute.make_tensor(src.iterator, cute.make_layout((n, 1))), cute.make_tensor(dst.iterator, cute.make_layout((n, 1))))
+
+    def shared(self, copy, pool, part):
+        """The warp's copy of its slice, seen from this lane's first number on as (K, V)."""
+        k, v = (3, 2) if self.spec.v_first else (2, 3)
+        layout = cute.select(pool.layout, [k, v])
+        return cute.make_tensor(copy.iterator + cute.crd2idx(part.in_warp, layout), layout)
+
+    def load_shared(self, state, shared):
+        narrow = state if self.dtype is Float32 else cute.make_rmem_tensor(cute.size(state), self.dtype)
+        for i, j, n in self.accesses():
+            cute.autovec_copy(self.run(shared, i, j, n), self.held(narrow, i, j, n))
+        if narrow is not state:
+            state.store(narrow.load().to(Float32))
+
+    def store_shared(self, state, shared):
+        narrow = state
+        if self.dtype is not Float32:
+            narrow = cute.make_rmem_tensor(cute.size(state), self.dtype)
+            narrow.store(state.load().to(self.dtype))
+        for i, j, n in self.accesses():
+            cute.autovec_copy(self.held(narrow, i, j, n), self.run(shared, i, j, n))
+
+    def slice_address(self, pool, row, head, part):
+        """Where the warp's slice of the pool begins."""
+        k0, v0 = part.k - part.in_warp[0], part.v - part.in_warp[1]
+        coord = (row, head, v0, k0) if self.spec.v_first else (row, head, k0, v0)
+        return vectors.run_at(pool, coord, 1).iterator.toint()
 
     def read_rows(self, first, to):
         """What belongs to the lane's rows of K, one number each, to registers. first: where the lane's begin."""
