@@ -22,6 +22,7 @@ class StepConfig:
     threads: int = 512
     k_warps: int = 1
     together: bool = False
+    volatile: bool = False
     bulk_load: bool = False
     bulk_store: bool = False
     load_hint: str = ""

@@ -12,7 +12,7 @@ import tkq.tile as tk
 from tkq.linear_attention.step.config import LANES, StepConfig
 from tkq.linear_attention.step.plan import MOST_WARPS
 from tkq.linear_attention.step.spec import StepSpec
-from tkq.linear_attention.step.state import LaneState, Part
+from tkq.linear_attention.step.state import LaneState, Part, fetch
 from tkq.linear_attention.step.token import Recurrence, StateSpace
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -201,7 +201,7 @@ class LinearStep:
         c, token = self.config, at.of(t, self.has_tokens)
         for x, of in ((held[0], g.q), (held[1], g.k)):
             self.state.read_rows(vectors.run_at(of, (*token, at.head_k, at.part.k), 1), x)
-        cute.autovec_copy(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2])
+        fetch(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2], c.volatile)
         self.rule.read(g, at, t, held[3])
 
     def shared_memory(self):

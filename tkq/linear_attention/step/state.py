@@ -4,7 +4,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode
+from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, MemoryOrder, StoreCacheMode
 
 import tkq.tile as tk
 from tkq.linear_attention.step.config import StepConfig
@@ -21,6 +21,18 @@ class Part(NamedTuple):
     first: cutlass.Boolean
     first_lane: cutlass.Boolean
     in_warp: tuple
+
+
+def fetch(src, dst, volatile):
+    """dst = src."""
+    if not volatile:
+        cute.autovec_copy(src, dst)
+        return
+    n, bits = cute.size(src), src.element_type.width
+    per = min(n, 128 // bits)
+    atom = cute.make_copy_atom(CopyG2ROp(), src.element_type, num_bits_per_copy=per * bits, memory_order=MemoryOrder.VOLATILE)
+    part = cute.make_layout((per, n // per))
+    cute.copy(atom, cute.make_tensor(src.iterator, part), cute.make_tensor(dst.iterator, part))
 
 
 class LaneState:
@@ -93,7 +105,7 @@ class LaneState:
     def get(self, src, dst):
         hint = self.config.load_hint
         if not hint:
-            cute.autovec_copy(src, dst)
+            fetch(src, dst, self.config.volatile)
             return
         kinds = dict(na=dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE),
                      cs=dict(load_cache_mode=LoadCacheMode.STREAMING))
@@ -142,8 +154,8 @@ class LaneState:
         """What belongs to the lane's rows of K, one number each, to registers. first: where the lane's begin."""
         c = self.config
         for i in range(0, c.k_values, c.k_run):
-            cute.autovec_copy(cute.make_tensor(first.iterator + i * c.k_lanes, cute.make_layout(c.k_run)),
-                              cute.make_tensor(to.iterator + i, cute.make_layout(c.k_run)))
+            fetch(cute.make_tensor(first.iterator + i * c.k_lanes, cute.make_layout(c.k_run)),
+                  cute.make_tensor(to.iterator + i, cute.make_layout(c.k_run)), c.volatile)
 
     def held(self, registers, i, j, n):
         return cute.make_tensor(registers.iterator + self.at(i, j), cute.make_layout(n))
