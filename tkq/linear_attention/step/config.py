@@ -24,6 +24,7 @@ class StepConfig:
     together: bool = False
     volatile: bool = False
     bulk_load: bool = False
+    in_place: bool = False
     bulk_store: bool = False
     load_hint: str = ""
     store_hint: str = ""

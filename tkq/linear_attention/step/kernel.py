@@ -250,13 +250,17 @@ class LinearStep:
     @cute.jit
     def steps(self, g, at, row, held, shared: Constexpr[Any]):
         partial, copy, sem = shared
-        state = self.state.registers()
+        if const_expr(self.config.in_place):
+            state = self.state.shared(copy, g.state, at.part)
+        else:
+            state = self.state.registers()
         if const_expr(self.config.bulk_load):
             self.load_bulk(g, at, row, copy, sem)
             if const_expr(self.config.together):
                 tk.sync_block()
             tk.wait(sem, 0)
-            self.state.load_shared(state, self.state.shared(copy, g.state, at.part))
+            if const_expr(not self.config.in_place):
+                self.state.load_shared(state, self.state.shared(copy, g.state, at.part))
         else:
             self.state.load(state, g.state, row, at.head, at.part)
             if const_expr(self.config.together):
@@ -269,7 +273,8 @@ class LinearStep:
             self.token(g, at, Int32(0), state, held, partial)
             self.put_state_of_token(g, at, Int32(0), state)
         if const_expr(self.config.bulk_store):
-            self.state.store_shared(state, self.state.shared(copy, g.state, at.part))
+            if const_expr(not self.config.in_place):
+                self.state.store_shared(state, self.state.shared(copy, g.state, at.part))
             self.store_bulk(g, at, row, copy)
         elif const_expr(self.spec.accepted is None):
             self.state.store(state, g.state, row, at.head, at.part)
@@ -308,12 +313,28 @@ class LinearStep:
         c, spec = self.config, self.spec
         each = isinstance(decay, list)
         out, given, dots = ([Float32(0.0)] * n for n in (c.v_values, c.v_values * (spec.delta is not None), 3))
+        if not c.in_place:
+            for i in range(c.k_values):
+                of_q, of_k = (q[i] * decay[i], k[i] * decay[i]) if each else (q[i], k[i])
+                row = [state[self.state.at(i, j)] for j in range(c.v_values)]
+                out = [total + of_q * x for total, x in zip(out, row)]
+                given = [total + of_k * x for total, x in zip(given, row)]
+                dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
+            return self.totals(state, out, given, dots, decay, at, partial)
         for i in range(c.k_values):
-            of_q, of_k = (q[i] * decay[i], k[i] * decay[i]) if each else (q[i], k[i])
-            row = [state[self.state.at(i, j)] for j in range(c.v_values)]
-            out = [total + of_q * x for total, x in zip(out, row)]
-            given = [total + of_k * x for total, x in zip(given, row)]
             dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
+        of_q, of_k = ([x * d for x, d in zip(row, decay)] if each else row for row in (q, k))
+        for i, j, n in self.state.accesses():
+            for m, x in enumerate(self.state.read(state, i, j, n)):
+                ii, jj = self.state.ij(i, j, m)
+                out[jj] = out[jj] + of_q[ii] * x
+                if given:
+                    given[jj] = given[jj] + of_k[ii] * x
+        return self.totals(state, out, given, dots, decay, at, partial)
+
+    def totals(self, state, out, given, dots, decay, at, partial):
+        c, spec = self.config, self.spec
+        each = isinstance(decay, list)
         sums = self.state.sums([*out, *given, *(dots if spec.l2norm else dots[:1])])
         if c.k_warps > 1:
             sums = self.across_warps(sums, at.part, partial)
@@ -360,12 +381,14 @@ class LinearStep:
 
     def update(self, state, k, writes, decay):
         each = isinstance(decay, list)
-        for i, key in enumerate(k):
-            for j, u in enumerate(writes):
-                x = state[self.state.at(i, j)]
+        for i, j, n in self.state.accesses():
+            values = self.state.read(state, i, j, n)
+            for m, x in enumerate(values):
+                ii, jj = self.state.ij(i, j, m)
                 if decay is not None:
-                    x = (decay[i] if each else decay) * x
-                state[self.state.at(i, j)] = x + key * u
+                    x = (decay[ii] if each else decay) * x
+                values[m] = x + k[ii] * writes[jj]
+            self.state.write(state, i, j, values)
 
     @cute.jit
     def put(self, g, at, t, out: Constexpr[Any]):

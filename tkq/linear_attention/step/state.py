@@ -123,6 +123,24 @@ class LaneState:
         n = cute.size(src)
         cute.copy(atom, cute.make_tensor(src.iterator, cute.make_layout((n, 1))), cute.make_tensor(dst.iterator, cute.make_layout((n, 1))))
 
+    def read(self, state, i, j, n):
+        """n numbers from (i, j) on."""
+        if not self.config.in_place:
+            return [state[self.at(i, j) + m] for m in range(n)]
+        held = cute.make_rmem_tensor(n, self.dtype)
+        cute.autovec_copy(self.run(state, i, j, n), held)
+        return vectors.wide(held)
+
+    def write(self, state, i, j, values):
+        if not self.config.in_place:
+            for m, x in enumerate(values):
+                state[self.at(i, j) + m] = x
+        else:
+            cute.autovec_copy(vectors.packed(values, self.dtype), self.run(state, i, j, len(values)))
+
+    def ij(self, i, j, m):
+        return (i + m, j) if self.along_k else (i, j + m)
+
     def shared(self, copy, pool, part):
         """The warp's copy of its slice, seen from this lane's first number on as (K, V)."""
         k, v = (3, 2) if self.spec.v_first else (2, 3)
