@@ -364,9 +364,7 @@ class LinearStep:
         column = first // c.v_values
         vectors_ = 1 + (self.spec.delta is not None)
         at = column * c.columns + (part.in_warp[1] if column < vectors_ else 0)
-        row = partial.iterator + cute.crd2idx((0, warp), partial.layout)
-        pointer = cute.make_ptr(Float32, (row + at).toint(), row.memspace, assumed_align=16)
-        return cute.make_tensor(pointer, cute.make_layout(4))
+        return vectors.run_at(partial, (at, warp), 4)
 
     @cute.jit
     def put_partial(self, sums: Constexpr[Any], part, partial: Constexpr[Any]):
