@@ -115,15 +115,16 @@ class Memory:
 class Shared:
     """A block's shared memory: NaN until it is written."""
 
-    def __init__(self, rows, columns, machine):
-        self.flat, self.machine = torch.full((rows * columns,), torch.nan), machine
+    def __init__(self, rows, stages, machine):
+        self.flat, self.machine = torch.full((rows * stages,), torch.nan), machine
         self.iterator, self.layout = Pointer(self, 0), (1, rows)
 
     def get(self, offsets):
         return self.flat[torch.as_tensor(offsets).expand(self.machine.lanes)]
 
     def put(self, offsets, x):
-        mask, offsets = self.machine.mask, offsets.expand(self.machine.lanes)
+        mask, offsets = self.machine.mask, torch.as_tensor(offsets).expand(self.machine.lanes)
+        assert len(set(offsets[mask].tolist())) == mask.sum(), "two lanes write one element"
         self.flat[offsets[mask]] = x.expand(self.machine.lanes)[mask]
 
 
@@ -174,7 +175,7 @@ class Machine:
             make_tensor=View, select=lambda strides, modes: [strides[i] for i in modes],
             crd2idx=lambda coord, strides: sum(c * s for c, s in zip(coord, strides)))
         cutlass = SimpleNamespace(range=lambda n, unroll=1: range(n), range_constexpr=range, max=torch.maximum)
-        smem = SimpleNamespace(vector=lambda rows, columns: Shared(rows, columns, self))
+        smem = SimpleNamespace(vector=lambda rows, stages: Shared(rows, stages, self))
         tk = SimpleNamespace(lane_id=lambda: self.threads % LANES, warp_id=self.warp_id, LOG2E=1.4426950408889634,
                              sync_block=lambda: None, SharedAllocator=lambda: smem)
         return dict(cute=cute, cutlass=cutlass, tk=tk, vectors=VECTORS, Float32=F32, Int32=I32, Int64=I64,
@@ -184,7 +185,7 @@ class Machine:
 def modules(machine) -> SimpleNamespace:
     """Copies of the kernel's modules, which the DSL has not traced, with a machine's names."""
     found = SimpleNamespace()
-    for name in ("state", "token", "kernel"):
+    for name in ("state", "token", "warps", "kernel"):
         spec = importlib.util.find_spec(f"tkq.linear_attention.step.{name}")
         module: ModuleType = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -192,9 +193,16 @@ def modules(machine) -> SimpleNamespace:
             if hasattr(module, word):
                 setattr(module, word, value)
         setattr(found, name, module)
-    found.kernel.LaneState = found.state.LaneState
-    found.kernel.fetch = found.token.fetch = found.state.fetch
+    found.kernel.LaneState, found.kernel.first_row = found.state.LaneState, found.warps.first_row
     found.kernel.Recurrence, found.kernel.StateSpace = _plain(found.token.Recurrence), _plain(found.token.StateSpace)
+
+    class WarpSums(_plain(found.warps.WarpSums)):
+        def put(self, mine, values, to):
+            machine.mask = mine
+            super().put(True, values, to)
+            machine.mask = None
+
+    found.kernel.WarpSums = WarpSums
     return found
 
 
@@ -215,11 +223,6 @@ def run(spec, operands, scale=1.0, config=None, warps=1):
             machine.mask = at.part.first
             coord = (*at.of(t, self.has_tokens), at.head, at.part.v)
             _copy(_packed(out, self.dtype), _run_at(g.o, coord, self.config.v_values))
-            machine.mask = None
-
-        def put_partial(self, sums, part, partial):
-            machine.mask = part.first_lane
-            super().put_partial(sums, part._replace(first_lane=True), partial)
             machine.mask = None
 
     step = Step(spec, config)

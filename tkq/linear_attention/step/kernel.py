@@ -9,11 +9,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.step.bulk import BulkSlices
 from tkq.linear_attention.step.config import LANES, StepConfig
-from tkq.linear_attention.step.plan import MOST_WARPS
 from tkq.linear_attention.step.spec import StepSpec
-from tkq.linear_attention.step.state import LaneState, Part, fetch
+from tkq.linear_attention.step.state import LaneState, Part
 from tkq.linear_attention.step.token import Recurrence, StateSpace
+from tkq.linear_attention.step.warps import WarpSums, first_row
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 from tkq.tile.dtypes import element_type
@@ -78,7 +79,8 @@ class LinearStep:
         u[t] = beta[t] (v[t] - exp(g[t]) S' k[t])
 
     A warp has a slice of V of one head of one sequence, all of K, in registers: it reads its part of the state once and
-    writes it once, and no warp waits for another. There is no shared memory.
+    writes it once, and no warp waits for another. There is no shared memory. Of many states, and one token, the warps
+    of a block share a slice that is wider, so that they read whole rows of it; they meet once, in `WarpSums`.
 
         row of the pool | q, k, v, gates of the first token -> the state, all loads at once
         token           | those of the next -> S'k and S'q, sums over K by shuffles -> u, o, S
@@ -91,6 +93,8 @@ class LinearStep:
         self.spec, self.config, self.dtype = spec, config, element_type(spec.dtype)
         self.state = LaneState(spec, config)
         self.rule = (StateSpace if spec.ssd else Recurrence)(spec, self.state)
+        self.warps = WarpSums(config, 1 + (spec.delta is not None)) if config.k_warps > 1 else None
+        self.bulk = BulkSlices(self.state) if config.bulk_load or config.bulk_store else None
         self.has_tokens = spec.ssd is None or spec.ssd.tokens
 
     # ---- host ----------------------------------------------------------------------------------
@@ -139,13 +143,14 @@ class LinearStep:
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, warps: Int32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q. warps: of a block, a divisor of the slices of V."""
+        """others: those of `Operands` behind q. warps: of a block, a divisor of the slices of V, of which each has
+        one; 1 with k_warps."""
         operands = Operands(q, *others)
         heads, heads_k = operands.v.shape[-2], operands.q.shape[-2]
         tokens = Int32(operands.v.shape[1]) if const_expr(self.has_tokens) else Int32(1)
         g = Globals(*operands, scale, tokens, cute.fast_divmod_create_divisor_v2(heads // heads_k))
         slices = self.spec.value_dim // self.config.columns
-        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * warps * self.config.k_warps, 1, 1],
+        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * self.config.k_warps * warps, 1, 1],
                               stream=stream, max_number_threads=[self.config.threads, 1, 1])
 
     # ---- device --------------------------------------------------------------------------------
@@ -153,22 +158,29 @@ class LinearStep:
     @cute.kernel
     def kernel(self, g: Globals):
         part, head, n = cute.arch.block_idx()
-        warps = cute.arch.block_dim()[0] // LANES
         head_k, _ = divmod(head, g.heads_per_k)
-        c = self.config
-        if const_expr(c.k_warps == 1):
-            at = At(n, head, Int32(head_k), self.state.part((part * warps + tk.warp_id()) * c.columns, Int32(0)))
-        else:
-            at = At(n, head, Int32(head_k), self.state.part(part * c.columns, cute.arch.thread_idx()[0] // LANES * c.rows))
-        held = self.registers()
-        shared = self.shared_memory()
+        at = At(n, head, Int32(head_k), self.state.part(*self.first_of_warp(part)))
+        held, memory = self.registers(), None
+        if const_expr(self.warps is not None):
+            memory = self.warps.memory()
+        moved = None
+        if const_expr(self.bulk is not None):
+            moved = self.bulk.memory()
         row = self.first_row(g, at)
         if const_expr(self.config.read_ahead or not self.spec.several):
             self.read(g, at, Int32(0), held)
         if row >= 0:
-            self.steps(g, at, row, held, shared)
+            self.steps(g, at, row, held, memory, moved)
         else:
             self.put_zeros(g, at)
+
+    def first_of_warp(self, part):
+        """Of V and of K."""
+        c = self.config
+        if c.k_warps > 1:
+            return part * c.columns, first_row(c)
+        warps = cute.arch.block_dim()[0] // LANES
+        return (part * warps + tk.warp_id()) * c.columns, Int32(0)
 
     @cute.jit
     def first_row(self, g, at):
@@ -201,81 +213,26 @@ class LinearStep:
         c, token = self.config, at.of(t, self.has_tokens)
         for x, of in ((held[0], g.q), (held[1], g.k)):
             self.state.read_rows(vectors.run_at(of, (*token, at.head_k, at.part.k), 1), x)
-        fetch(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2], c.volatile)
+        cute.autovec_copy(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2])
         self.rule.read(g, at, t, held[3])
 
-    def shared_memory(self):
-        """(partial sums of the warps along K, this warp's copy of its slice, its semaphore)."""
-        c, spec = self.config, self.spec
-        if c.k_warps == 1 and not (c.bulk_load or c.bulk_store):
-            return None, None, None
-        smem = tk.SharedAllocator()
-        partial = copy = sem = None
-        if c.k_warps > 1:
-            partial = smem.vector(c.columns * (1 + (spec.delta is not None)) + 4, c.k_warps)
-        if c.bulk_load or c.bulk_store:
-            warps = max(c.k_warps, MOST_WARPS)
-            copy = smem.vector(c.rows * c.columns, warps, self.state.dtype)
-            copy = copy[(None, tk.warp_id())]
-        if c.bulk_load:
-            sems = smem.semaphores(warps)
-            sem = sems[tk.warp_id()]
-            with cute.arch.elect_one():
-                tk.init(sem, 1)
-            cute.arch.mbarrier_init_fence()
-            cute.arch.sync_warp()
-        return partial, copy, sem
-
     @cute.jit
-    def load_bulk(self, g, at, row, copy, sem):
-        c = self.config
-        n = c.rows * c.columns * self.state.dtype.width // 8
-        address = self.state.slice_address(g.state, row, at.head, at.part)
-        tk.expect_bytes(sem, n)
-        with cute.arch.elect_one():
-            tk.bulk_load(copy.iterator.toint(), address, n, sem.ptr.toint())
-
-    @cute.jit
-    def store_bulk(self, g, at, row, copy):
-        c = self.config
-        n = c.rows * c.columns * self.state.dtype.width // 8
-        address = self.state.slice_address(g.state, row, at.head, at.part)
-        tk.publish()
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            tk.bulk_store(address, copy.iterator.toint(), n)
-            tk.bulk_commit()
-            tk.store_wait(0)
-
-    @cute.jit
-    def steps(self, g, at, row, held, shared: Constexpr[Any]):
-        partial, copy, sem = shared
-        if const_expr(self.config.in_place):
-            state = self.state.shared(copy, g.state, at.part)
-        else:
-            state = self.state.registers()
+    def steps(self, g, at, row, held, memory: Constexpr[Any], moved: Constexpr[Any]):
+        state = self.state.registers()
         if const_expr(self.config.bulk_load):
-            self.load_bulk(g, at, row, copy, sem)
-            if const_expr(self.config.together):
-                tk.sync_block()
-            tk.wait(sem, 0)
-            if const_expr(not self.config.in_place):
-                self.state.load_shared(state, self.state.shared(copy, g.state, at.part))
+            self.bulk.load(moved, g.state, row, at.head, at.part)
+            self.bulk.read(state, moved, g.state, at.part)
         else:
             self.state.load(state, g.state, row, at.head, at.part)
-            if const_expr(self.config.together):
-                tk.sync_block()
         if const_expr(self.spec.several):
             for t in cutlass.range(g.tokens, unroll=1):
-                self.token(g, at, t, state, held, partial)
+                self.token(g, at, t, state, held, memory)
                 self.put_state_of_token(g, at, t, state)
         else:
-            self.token(g, at, Int32(0), state, held, partial)
+            self.token(g, at, Int32(0), state, held, memory)
             self.put_state_of_token(g, at, Int32(0), state)
         if const_expr(self.config.bulk_store):
-            if const_expr(not self.config.in_place):
-                self.state.store_shared(state, self.state.shared(copy, g.state, at.part))
-            self.store_bulk(g, at, row, copy)
+            self.bulk.store(state, moved, g.state, row, at.head, at.part)
         elif const_expr(self.spec.accepted is None):
             self.state.store(state, g.state, row, at.head, at.part)
 
@@ -287,12 +244,12 @@ class LinearStep:
                 self.state.store(state, g.state, row, at.head, at.part)
 
     @cute.jit
-    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any], partial: Constexpr[Any]):
+    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any], memory: Constexpr[Any]):
         if const_expr(self.spec.several and not self.config.read_ahead):
             self.read(g, at, t, held)
         q, k, v = (vectors.wide(x) for x in held[:3])
         decay = self.rule.decay(g, held[3])
-        given, out, dots = self.products(state, q, k, decay, at, partial)
+        given, out, dots = self.products(state, q, k, decay, at.part, memory)
         scale, q_length, k_length = g.scale, None, None
         if const_expr(self.spec.l2norm):
             q_length, k_length = (cute.math.rsqrt(x + 1e-6, fastmath=True) for x in dots[1:])
@@ -308,85 +265,34 @@ class LinearStep:
         self.update(state, k, writes, decay)
         self.put(g, at, t, out)
 
-    def products(self, state, q, k, decay, at, partial):
+    def products(self, state, q, k, decay, part, memory):
         """(S'k, empty without the delta rule, S'q, [q k, and with lengths q q, k k]), S with this token's decay."""
         c, spec = self.config, self.spec
         each = isinstance(decay, list)
         out, given, dots = ([Float32(0.0)] * n for n in (c.v_values, c.v_values * (spec.delta is not None), 3))
-        if not c.in_place:
-            for i in range(c.k_values):
-                of_q, of_k = (q[i] * decay[i], k[i] * decay[i]) if each else (q[i], k[i])
-                row = [state[self.state.at(i, j)] for j in range(c.v_values)]
-                out = [total + of_q * x for total, x in zip(out, row)]
-                given = [total + of_k * x for total, x in zip(given, row)]
-                dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
-            return self.totals(state, out, given, dots, decay, at, partial)
         for i in range(c.k_values):
+            of_q, of_k = (q[i] * decay[i], k[i] * decay[i]) if each else (q[i], k[i])
+            row = [state[self.state.at(i, j)] for j in range(c.v_values)]
+            out = [total + of_q * x for total, x in zip(out, row)]
+            given = [total + of_k * x for total, x in zip(given, row)]
             dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
-        of_q, of_k = ([x * d for x, d in zip(row, decay)] if each else row for row in (q, k))
-        for i, j, n in self.state.accesses():
-            for m, x in enumerate(self.state.read(state, i, j, n)):
-                ii, jj = self.state.ij(i, j, m)
-                out[jj] = out[jj] + of_q[ii] * x
-                if given:
-                    given[jj] = given[jj] + of_k[ii] * x
-        return self.totals(state, out, given, dots, decay, at, partial)
-
-    def totals(self, state, out, given, dots, decay, at, partial):
-        c, spec = self.config, self.spec
-        each = isinstance(decay, list)
         sums = self.state.sums([*out, *given, *(dots if spec.l2norm else dots[:1])])
-        if c.k_warps > 1:
-            sums = self.across_warps(sums, at.part, partial)
         found, dots = sums[:len(out) + len(given)], sums[len(out) + len(given):]
+        if self.warps is not None:
+            runs, dots = self.warps.total(memory, part, [found[:len(out)], found[len(out):]][:self.warps.runs], dots)
+            found = sum(runs, [])
         if decay is not None and not each:
             found = [x * decay for x in found]
         return found[c.v_values:], found[:c.v_values], dots
 
-    def across_warps(self, sums, part, partial):
-        """Of each value over the warps along K."""
-        c = self.config
-        n = len(sums)
-        self.put_partial(sums, part, partial)
-        tk.sync_block()
-        totals = [Float32(0.0)] * n
-        for w in range(c.k_warps):
-            for first in range(0, n, c.v_values):
-                size = min(c.v_values, n - first)
-                held = cute.make_rmem_tensor(4, Float32)
-                cute.autovec_copy(self.place(partial, w, part, first, n), held)
-                for i in range(size):
-                    totals[first + i] = totals[first + i] + held[i]
-        return totals
-
-    def place(self, partial, warp, part, first, n):
-        c = self.config
-        column = first // c.v_values
-        vectors_ = 1 + (self.spec.delta is not None)
-        at = column * c.columns + (part.in_warp[1] if column < vectors_ else 0)
-        return vectors.run_at(partial, (at, warp), 4)
-
-    @cute.jit
-    def put_partial(self, sums: Constexpr[Any], part, partial: Constexpr[Any]):
-        c = self.config
-        n = len(sums)
-        if part.first_lane:
-            for first in cutlass.range_constexpr(0, n, c.v_values):
-                held = cute.make_rmem_tensor(4, Float32)
-                for i in cutlass.range_constexpr(4):
-                    held[i] = sums[first + i] if first + i < n else Float32(0.0)
-                cute.autovec_copy(held, self.place(partial, tk.warp_id(), part, first, n))
-
     def update(self, state, k, writes, decay):
         each = isinstance(decay, list)
-        for i, j, n in self.state.accesses():
-            values = self.state.read(state, i, j, n)
-            for m, x in enumerate(values):
-                ii, jj = self.state.ij(i, j, m)
+        for i, key in enumerate(k):
+            for j, u in enumerate(writes):
+                x = state[self.state.at(i, j)]
                 if decay is not None:
-                    x = (decay[ii] if each else decay) * x
-                values[m] = x + k[ii] * writes[jj]
-            self.state.write(state, i, j, values)
+                    x = (decay[i] if each else decay) * x
+                state[self.state.at(i, j)] = x + key * u
 
     @cute.jit
     def put(self, g, at, t, out: Constexpr[Any]):

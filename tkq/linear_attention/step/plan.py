@@ -6,11 +6,40 @@ from tkq.linear_attention.step.spec import StepSpec
 
 ACCESS = 16  # bytes
 MOST_WARPS = 4  # of a block
+MOST_SHARING = 8  # warps of a block that share a slice
+WIDE = 256  # bytes of a row of K that an access takes
 FEW = 4096  # warps: below, each is a block of its own, to be spread over the SMs
 
 
-def plan(spec: StepSpec) -> StepConfig:
-    """Lanes lie along the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as
+def plan(spec: StepSpec, many: bool = False) -> StepConfig:
+    """many: are there more states than `most_few`?"""
+    return (wide(spec) if many else None) or narrow(spec)
+
+
+def most_few(spec: StepSpec) -> int:
+    """States, heads times sequences, of which more are many."""
+    return FEW * narrow(spec).columns // spec.value_dim
+
+
+def wide(spec: StepSpec) -> StepConfig | None:
+    """Accesses take up to 512 bytes of a row where V is contiguous: a warp has all of its columns, and the warps of a
+    block share the rows of K. Up to 256 bytes where K is. None where a state has not the sizes for it."""
+    K, V = spec.head_dim, spec.value_dim
+    if spec.state != "fp32" or spec.several or spec.layout == "any":
+        return None
+    if spec.layout == "k":
+        lanes, columns = WIDE // ACCESS, narrow(spec).columns
+        return StepConfig(lanes, K // lanes, 4, columns * lanes // LANES) if K in (64, 128) else None
+    v_lanes = run_of(V, 4, LANES)
+    k_lanes, k_values = LANES // v_lanes, 16
+    k_warps, rest = divmod(K, k_lanes * k_values)
+    if rest or v_lanes < 8 or not 2 <= k_warps <= MOST_SHARING:
+        return None
+    return StepConfig(k_lanes, k_values, 8, 4, k_warps=k_warps)
+
+
+def narrow(spec: StepSpec) -> StepConfig:
+    """A warp has all rows of K of a slice, so that there are many slices and no warp waits for another. Lanes lie along the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as
     many numbers are a lane's as fit its registers beside those of a token."""
     K, V = spec.head_dim, spec.value_dim
     vector = ACCESS // {"fp32": 4, "bf16": 2}[spec.state]
@@ -34,11 +63,12 @@ def plan(spec: StepSpec) -> StepConfig:
 
 def run_of(n: int, unit: int, most: int) -> int:
     """The largest power of two up to `most` of which n is a multiple, `unit` times."""
-    return max(run for run in (1, 2, 4, 8, 16) if run <= most and n % (run * unit) == 0)
+    return max(run for run in (1, 2, 4, 8, 16, 32) if run <= most and n % (run * unit) == 0)
 
 
-def warps_of(slices: int, others: int) -> int:
-    """Of a block: of the slices of V of a head; others: heads times sequences. A divisor of the slices."""
-    if slices * others <= FEW:
+def warps_of(config: StepConfig, slices: int, others: int) -> int:
+    """Of a block: of the slices of V of a head, each with one warp; others: heads times sequences. A divisor of the
+    slices; 1 where warps share one."""
+    if slices * others <= FEW or config.k_warps > 1:
         return 1
     return max(n for n in (1, 2, MOST_WARPS) if slices % n == 0)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, MemoryOrder, StoreCacheMode
 
 import tkq.tile as tk
 from tkq.linear_attention.step.config import StepConfig
@@ -14,25 +13,16 @@ from tkq.tile.dtypes import element_type
 
 
 class Part(NamedTuple):
-    """Of a state, this lane's: the first of its rows of K and of its columns of V; is it the first lane along K?"""
+    """Of a state, this lane's: the first of its rows of K and of its columns of V, and which of the slice's columns
+    that is. Is it the warp's first lane along K, and the first of all warps'? Its number in the warp."""
 
     k: Int32
     v: Int32
+    in_slice: Int32
+    first_along_k: cutlass.Boolean
     first: cutlass.Boolean
-    first_lane: cutlass.Boolean
-    in_warp: tuple
-
-
-def fetch(src, dst, volatile):
-    """dst = src."""
-    if not volatile:
-        cute.autovec_copy(src, dst)
-        return
-    n, bits = cute.size(src), src.element_type.width
-    per = min(n, 128 // bits)
-    atom = cute.make_copy_atom(CopyG2ROp(), src.element_type, num_bits_per_copy=per * bits, memory_order=MemoryOrder.VOLATILE)
-    part = cute.make_layout((per, n // per))
-    cute.copy(atom, cute.make_tensor(src.iterator, part), cute.make_tensor(dst.iterator, part))
+    lane: Int32
+    k_in_slice: Int32
 
 
 class LaneState:
@@ -51,9 +41,9 @@ class LaneState:
         along_k, along_v = lane // c.v_lanes, lane % c.v_lanes
         if self.along_k:
             along_k, along_v = lane % c.k_lanes, lane // c.k_lanes
-        first = along_k == 0
-        inside = along_k * c.k_run, along_v * c.v_values
-        return Part(row + inside[0], column + inside[1], first if c.k_warps == 1 else row + along_k == 0, first, inside)
+        in_slice, first = along_v * c.v_values, along_k == 0
+        return Part(row + along_k * c.k_run, column + in_slice, in_slice, first,
+                    first if c.k_warps == 1 else row + along_k == 0, lane, along_k * c.k_run)
 
     def at(self, i: int, j: int) -> int:
         """Where (i, j) is among the registers: what one access takes are neighbours."""
@@ -90,7 +80,7 @@ class LaneState:
         first = self.first(pool, row, head, part)
         narrow = state if self.dtype is Float32 else cute.make_rmem_tensor(cute.size(state), self.dtype)
         for i, j, n in self.accesses():
-            self.get(self.run(first, i, j, n), self.held(narrow, i, j, n))
+            cute.autovec_copy(self.run(first, i, j, n), self.held(narrow, i, j, n))
         if narrow is not state:
             state.store(narrow.load().to(Float32))
 
@@ -100,80 +90,17 @@ class LaneState:
             narrow = cute.make_rmem_tensor(cute.size(state), self.dtype)
             narrow.store(state.load().to(self.dtype))
         for i, j, n in self.accesses():
-            self.give(self.held(narrow, i, j, n), self.run(first, i, j, n))
-
-    def get(self, src, dst):
-        hint = self.config.load_hint
-        if not hint:
-            fetch(src, dst, self.config.volatile)
-            return
-        kinds = dict(na=dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE),
-                     cs=dict(load_cache_mode=LoadCacheMode.STREAMING))
-        atom = cute.make_copy_atom(CopyG2ROp(), src.element_type, num_bits_per_copy=128, **kinds[hint])
-        n = cute.size(src)
-        cute.copy(atom, cute.make_tensor(src.iterator, cute.make_layout((n, 1))), cute.make_tensor(dst.iterator, cute.make_layout((n, 1))))
-
-    def give(self, src, dst):
-        hint = self.config.store_hint
-        if not hint:
-            cute.autovec_copy(src, dst)
-            return
-        kinds = dict(cs=dict(store_cache_mode=StoreCacheMode.STREAMING))
-        atom = cute.make_copy_atom(CopyR2GOp(), src.element_type, num_bits_per_copy=128, **kinds[hint])
-        n = cute.size(src)
-        cute.copy(atom, cute.make_tensor(src.iterator, cute.make_layout((n, 1))), cute.make_tensor(dst.iterator, cute.make_layout((n, 1))))
-
-    def read(self, state, i, j, n):
-        """n numbers from (i, j) on."""
-        if not self.config.in_place:
-            return [state[self.at(i, j) + m] for m in range(n)]
-        held = cute.make_rmem_tensor(n, self.dtype)
-        cute.autovec_copy(self.run(state, i, j, n), held)
-        return vectors.wide(held)
-
-    def write(self, state, i, j, values):
-        if not self.config.in_place:
-            for m, x in enumerate(values):
-                state[self.at(i, j) + m] = x
-        else:
-            cute.autovec_copy(vectors.packed(values, self.dtype), self.run(state, i, j, len(values)))
-
-    def ij(self, i, j, m):
-        return (i + m, j) if self.along_k else (i, j + m)
-
-    def shared(self, copy, pool, part):
-        """The warp's copy of its slice, seen from this lane's first number on as (K, V)."""
-        k, v = (3, 2) if self.spec.v_first else (2, 3)
-        layout = cute.select(pool.layout, [k, v])
-        return cute.make_tensor(copy.iterator + cute.crd2idx(part.in_warp, layout), layout)
-
-    def load_shared(self, state, shared):
-        narrow = state if self.dtype is Float32 else cute.make_rmem_tensor(cute.size(state), self.dtype)
-        for i, j, n in self.accesses():
-            cute.autovec_copy(self.run(shared, i, j, n), self.held(narrow, i, j, n))
-        if narrow is not state:
-            state.store(narrow.load().to(Float32))
-
-    def store_shared(self, state, shared):
-        narrow = state
-        if self.dtype is not Float32:
-            narrow = cute.make_rmem_tensor(cute.size(state), self.dtype)
-            narrow.store(state.load().to(self.dtype))
-        for i, j, n in self.accesses():
-            cute.autovec_copy(self.held(narrow, i, j, n), self.run(shared, i, j, n))
-
-    def slice_address(self, pool, row, head, part):
-        """Where the warp's slice of the pool begins."""
-        k0, v0 = part.k - part.in_warp[0], part.v - part.in_warp[1]
-        coord = (row, head, v0, k0) if self.spec.v_first else (row, head, k0, v0)
-        return vectors.run_at(pool, coord, 1).iterator.toint()
+            if self.config.store_hint:
+                vectors.store(self.held(narrow, i, j, n), self.run(first, i, j, n), once=True)
+            else:
+                cute.autovec_copy(self.held(narrow, i, j, n), self.run(first, i, j, n))
 
     def read_rows(self, first, to):
         """What belongs to the lane's rows of K, one number each, to registers. first: where the lane's begin."""
         c = self.config
         for i in range(0, c.k_values, c.k_run):
-            fetch(cute.make_tensor(first.iterator + i * c.k_lanes, cute.make_layout(c.k_run)),
-                  cute.make_tensor(to.iterator + i, cute.make_layout(c.k_run)), c.volatile)
+            cute.autovec_copy(cute.make_tensor(first.iterator + i * c.k_lanes, cute.make_layout(c.k_run)),
+                              cute.make_tensor(to.iterator + i, cute.make_layout(c.k_run)))
 
     def held(self, registers, i, j, n):
         return cute.make_tensor(registers.iterator + self.at(i, j), cute.make_layout(n))

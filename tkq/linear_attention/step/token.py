@@ -5,16 +5,12 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.step.spec import StepSpec
-from tkq.linear_attention.step.state import LaneState, fetch
+from tkq.linear_attention.step.state import LaneState
 from tkq.tile import vectors
 
 
-def number(m, coord, volatile=False):
+def number(m, coord):
     """The element of m at `coord`, as fp32; its address is computed in 64 bits."""
-    if volatile:
-        held = cute.make_rmem_tensor(1, m.element_type)
-        fetch(vectors.run_at(m, coord, 1), held, True)
-        return Float32(held[0])
     return Float32(vectors.run_at(m, coord, 1)[0])
 
 
@@ -35,13 +31,13 @@ class Recurrence:
         spec = self.spec
         gates, beta = held
         if const_expr(spec.gate == "head"):
-            gates[0] = number(g.g, (at.head,), self.config.volatile)
+            gates[0] = number(g.g, (at.head,))
         if const_expr(spec.gate == "token"):
-            gates[0] = number(g.g, (at.n, t, at.head), self.config.volatile)
+            gates[0] = number(g.g, (at.n, t, at.head))
         if const_expr(spec.gate == "channel"):
             self.state.read_rows(vectors.run_at(g.g, (at.n, t, at.head, at.part.k), 1), gates)
         if const_expr(spec.delta is not None):
-            beta[0] = number(g.beta, (at.n, t, at.head), self.config.volatile)
+            beta[0] = number(g.beta, (at.n, t, at.head))
 
     def decay(self, g, held):
         """None; a factor; or a list of one for each of the lane's rows of K."""
@@ -82,15 +78,15 @@ class StateSpace:
         ssd, c = self.ssd, self.config
         numbers, skip, z = held
         of_dt = (*at.of(t, ssd.tokens), at.head, *(0,) * int("dt" in ssd.expanded))
-        numbers[0] = number(g.beta, of_dt, self.config.volatile)
-        numbers[1] = number(g.g, self.of_head(at, "A"), self.config.volatile)
+        numbers[0] = number(g.beta, of_dt)
+        numbers[1] = number(g.g, self.of_head(at, "A"))
         numbers[2] = Float32(0.0)
         if const_expr(ssd.bias is not None):
-            numbers[2] = number(g.bias, self.of_head(at, "dt_bias"), self.config.volatile)
+            numbers[2] = number(g.bias, self.of_head(at, "dt_bias"))
         if const_expr(ssd.skip is not None):
             for j in cutlass.range_constexpr(c.v_values):
                 row = (at.head, at.part.v + j)
-                skip[j] = number(g.skip, row if const_expr("D" in ssd.expanded) else row[:1], self.config.volatile)
+                skip[j] = number(g.skip, row if const_expr("D" in ssd.expanded) else row[:1])
         if const_expr(ssd.z):
             coord = (*at.of(t, ssd.tokens), at.head, at.part.v)
             z.store(vectors.load(vectors.run_at(g.z, coord, c.v_values)).load().to(Float32))
