@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 import tkq.linear_attention.step.kernel  # noqa: F401  whose copies look it up
-from tkq.linear_attention.step.plan import plan
 
 LANES = 32
 
@@ -212,9 +211,8 @@ def _plain(cls):
     return type(cls.__name__, (cls,), methods)
 
 
-def run(spec, operands, scale=1.0, config=None, warps=1):
+def run(spec, operands, scale, config, warps=1):
     """What a launch does with operands of the CPU. Returns {id(tensor): offsets that were written}."""
-    config = config or plan(spec)
     machine = Machine(config.k_warps)
     kernel = modules(machine).kernel
 
