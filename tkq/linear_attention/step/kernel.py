@@ -280,7 +280,7 @@ class LinearStep:
         found, dots = sums[:len(out) + len(given)], sums[len(out) + len(given):]
         if self.warps is not None:
             runs, dots = self.warps.total(memory, part, [found[:len(out)], found[len(out):]][:self.warps.runs], dots)
-            found = sum(runs, [])
+            found = [x for run in runs for x in run]
         if decay is not None and not each:
             found = [x * decay for x in found]
         return found[c.v_values:], found[:c.v_values], dots

@@ -39,8 +39,9 @@ def wide(spec: StepSpec) -> StepConfig | None:
 
 
 def narrow(spec: StepSpec) -> StepConfig:
-    """A warp has all rows of K of a slice, so that there are many slices and no warp waits for another. Lanes lie along the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as
-    many numbers are a lane's as fit its registers beside those of a token."""
+    """A warp has all rows of K of a slice, so that there are many slices, and no warp waits for another. Lanes lie along
+    the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as many numbers are a
+    lane's as fit its registers beside those of a token."""
     K, V = spec.head_dim, spec.value_dim
     vector = ACCESS // {"fp32": 4, "bf16": 2}[spec.state]
     if spec.layout == "k" and run_of(K, vector, 8) < 4:
