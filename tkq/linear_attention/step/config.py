@@ -23,9 +23,8 @@ class StepConfig:
     read_ahead: bool = True
     threads: int = 512
     k_warps: int = 1
-    bulk_load: bool = False
-    bulk_store: bool = False
-    store_hint: str = ""
+    ordered: bool = False
+    staged: bool = False
 
     @property
     def v_lanes(self) -> int:

@@ -22,7 +22,6 @@ class Part(NamedTuple):
     first_along_k: cutlass.Boolean
     first: cutlass.Boolean
     lane: Int32
-    k_in_slice: Int32
 
 
 class LaneState:
@@ -43,7 +42,7 @@ class LaneState:
             along_k, along_v = lane % c.k_lanes, lane // c.k_lanes
         in_slice, first = along_v * c.v_values, along_k == 0
         return Part(row + along_k * c.k_run, column + in_slice, in_slice, first,
-                    first if c.k_warps == 1 else row + along_k == 0, lane, along_k * c.k_run)
+                    first if c.k_warps == 1 else row + along_k == 0, lane)
 
     def at(self, i: int, j: int) -> int:
         """Where (i, j) is among the registers: what one access takes are neighbours."""
@@ -90,10 +89,7 @@ class LaneState:
             narrow = cute.make_rmem_tensor(cute.size(state), self.dtype)
             narrow.store(state.load().to(self.dtype))
         for i, j, n in self.accesses():
-            if self.config.store_hint:
-                vectors.store(self.held(narrow, i, j, n), self.run(first, i, j, n), once=True)
-            else:
-                cute.autovec_copy(self.held(narrow, i, j, n), self.run(first, i, j, n))
+            cute.autovec_copy(self.held(narrow, i, j, n), self.run(first, i, j, n))
 
     def read_rows(self, first, to):
         """What belongs to the lane's rows of K, one number each, to registers. first: where the lane's begin."""
