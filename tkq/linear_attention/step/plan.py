@@ -7,7 +7,6 @@ from tkq.linear_attention.step.spec import StepSpec
 ACCESS = 16  # bytes
 MOST_WARPS = 4  # of a block
 MOST_SHARING = 8  # warps of a block that share a slice
-WIDE = 256  # bytes of a row of K that an access takes
 FEW = 4096  # warps: below, each is a block of its own, to be spread over the SMs
 
 
@@ -22,15 +21,16 @@ def most_few(spec: StepSpec) -> int:
 
 
 def wide(spec: StepSpec) -> StepConfig | None:
-    """Accesses take up to 512 bytes of a row where V is contiguous: a warp has all of its columns, and the warps of a
-    block share the rows of K. Up to 256 bytes where K is. None where a state has not the sizes for it."""
+    """Where V is contiguous, accesses take up to 256 bytes of a row, and the warps of a block share the rows of K; where
+    K is, they take up to 512 bytes. None for a state that has not the sizes for it."""
     K, V = spec.head_dim, spec.value_dim
     if spec.state != "fp32" or spec.several or spec.layout == "any":
         return None
     if spec.layout == "k":
-        lanes, columns = WIDE // ACCESS, narrow(spec).columns
-        return StepConfig(lanes, K // lanes, 4, columns * lanes // LANES) if K in (64, 128) else None
-    v_lanes = run_of(V, 4, LANES)
+        k_lanes = run_of(K, 4, LANES)
+        k_values, v_values = K // k_lanes, narrow(spec).columns * k_lanes // LANES
+        return StepConfig(k_lanes, k_values, 4, v_values) if k_values == 4 else None
+    v_lanes = run_of(V, 4, LANES // 2)
     k_lanes, k_values = LANES // v_lanes, 16
     k_warps, rest = divmod(K, k_lanes * k_values)
     if rest or v_lanes < 8 or not 2 <= k_warps <= MOST_SHARING:
