@@ -17,10 +17,10 @@ MUTANTS = (
         ("row_behind_the_pool", "if row < 0 or row >= Int64(g.state.shape[0]):", "if row < 0:", GUARDED),
         ("row_before_the_first", """
             if row >= 0:
-                self.steps(g, at, row, held)
+                self.steps(g, at, row, held, memory)
          """, """
             if row >= -1:
-                self.steps(g, at, row, held)
+                self.steps(g, at, row, held, memory)
          """, GUARDED),
         ("skipped_rows_are_not_zeroed", "self.put_zeros(g, at)", "pass", ROWS),
         ("more_accepted_than_tokens", "if last >= 0 and last < g.tokens:", "if last >= 0:", ACCEPTED),

@@ -227,4 +227,4 @@ def test_warps_of_few_sequences_are_blocks(several, warps):
             tkq.gated_delta_rule_step(**given | dict(state=zeros(5, 4, 128, 128)))
     assert [arguments[3] for _, arguments in seen] == warps
     configs = [recipe.args[1] for recipe, _ in seen]
-    assert [c.k_warps for c in configs] == ([1, 1] if several else [1, 8])
+    assert [c.k_warps for c in configs] == ([1, 1] if several else [1, 4])

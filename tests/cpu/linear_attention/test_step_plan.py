@@ -5,8 +5,8 @@ import pytest
 
 from tests.helpers.shipped import of_name
 from tkq.linear_attention.step.catalog import expectation, shipped
-from tkq.linear_attention.step.launch import recipe
 from tkq.linear_attention.step.config import LANES, StepConfig
+from tkq.linear_attention.step.launch import recipe
 from tkq.linear_attention.step.plan import FEW, MOST_SHARING, most_few, plan, warps_of
 from tkq.linear_attention.step.spec import DIMS, LAYOUTS, STATES, SsdSpec, StepSpec
 from tkq.testing import sass
@@ -34,21 +34,27 @@ def test_every_size_has_a_plan(state, layout, many):
         assert 1 <= c.k_warps <= MOST_SHARING and LANES * c.k_warps <= c.threads
 
 
-@pytest.mark.parametrize("V", [32, 64, 128, 256])
-def test_warps_share_rows_of_many_states(V):
-    """Accesses of rows of 128 to 512 bytes, each of a warp's all behind one another."""
-    for K in (64, 128):
-        c = plan(StepSpec("bf16", K, V), many=True)
-        if c.k_warps > 1:
-            assert c.v_lanes * c.v_values == min(V, 128) and c.k_values * c.v_values == 64
-            assert sorted(rows_of(c)[:c.rows]) == list(range(c.rows))
-    assert plan(StepSpec("bf16", 128, 128), many=True).k_warps == 8
+@pytest.mark.parametrize("K, V, k_warps", [(128, 128, 4), (128, 256, 4), (64, 64, 2), (96, 128, 3), (128, 96, 2),
+                                           (128, 32, 2)])
+def test_warps_share_rows_of_many_states(K, V, k_warps):
+    """Accesses of rows of 128 or 256 bytes; a warp's rows lie behind one another."""
+    c = plan(StepSpec("bf16", K, V), many=True)
+    assert c.k_warps == k_warps and c.v_values * c.v_lanes == c.columns in (32, 64) and c.k_values * c.v_values == 64
+    for warp in range(k_warps):
+        assert sorted(rows_of(c)[warp * c.rows:(warp + 1) * c.rows]) == list(range(warp * c.rows, (warp + 1) * c.rows))
 
 
-def test_one_token_of_fp32_alone_has_a_plan_of_many():
+def test_whole_rows_of_many_state_spaces():
+    c = plan(StepSpec("bf16", 128, 64, layout="k", v_first=True), many=True)
+    assert (c.k_lanes * c.k_run, c.k_warps, c.columns) == (128, 1, 16)
+
+
+def test_which_states_have_no_plan_of_many():
+    """Several tokens, bf16, strides of any kind, sizes that rows of 128 bytes do not divide, or warps share alone."""
     for spec in (StepSpec("bf16", 128, 128, several=True), StepSpec("bf16", 128, 128, state="bf16"),
                  StepSpec("bf16", 128, 128, layout="any"), StepSpec("bf16", 256, 256), StepSpec("bf16", 128, 48),
-                 StepSpec("bf16", 48, 128, layout="k")):
+                 StepSpec("bf16", 32, 64), StepSpec("bf16", 64, 128, layout="k"),
+                 StepSpec("bf16", 128, 128, layout="k", delta="fp32")):
         assert plan(spec, many=True) == plan(spec)
 
 
@@ -90,7 +96,8 @@ def test_what_a_state_space_refuses(given, words):
 @pytest.mark.parametrize("name", [
     "step_linear_attn-bf16-k128-v128-fp32-int32-token", "step_gated_delta_rule-bf16-k128-v128-fp32-int64-channel",
     "step_gated_delta_rule-bf16-k128-v128-bf16-int32-token-v_first",
-    "step_gated_delta_rule-bf16-k128-v128-fp32-int32-token-accepted", "step_ssd-bf16-p64-n128-fp32-int32"])
+    "step_gated_delta_rule-bf16-k128-v128-fp32-int32-token-accepted", "step_ssd-bf16-p64-n128-fp32-int32",
+    "step_gated_delta_rule-bf16-k128-v128-fp32-int64-channel-many", "step_ssd-bf16-p64-n128-fp32-int32-many"])
 @pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)

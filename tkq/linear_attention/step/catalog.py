@@ -40,5 +40,5 @@ def expectation(spec: StepSpec, many: bool = False) -> Expectation:
     wide = run * {"fp32": 4, "bf16": 2}[spec.state] == ACCESS
     shared = c.k_warps > 1
     instructions = (("LDG.E.128", "STG.E.128") if wide else ()) + (("LDS.128", "STS.128", "BAR") if shared else ())
-    return Expectation(instructions=instructions, absent=() if shared else ("LDS", "BAR"), registers=128 if few else 255,
-                       smem=10 * 1024 if shared else 1024)
+    return Expectation(instructions=instructions, absent=() if shared else ("LDS", "BAR"),
+                       registers=128 if few else 255, smem=8 * 1024 if shared else 1024)

@@ -8,7 +8,7 @@ LANES = 32
 
 @dataclass(frozen=True)
 class StepConfig:
-    """A warp has all rows of K of a slice of V, or with `k_warps` warps its part of them, and a lane of it `k_values` by
+    """A warp has all rows of K of a slice of V, or its part of them with `k_warps`; a lane of it has `k_values` by
     `v_values` numbers.
 
     k_lanes: lanes along K. k_values: of a lane, `k_run` of which are neighbours. v_values: of a lane, neighbours.
@@ -23,8 +23,6 @@ class StepConfig:
     read_ahead: bool = True
     threads: int = 512
     k_warps: int = 1
-    ordered: bool = False
-    staged: bool = False
 
     @property
     def v_lanes(self) -> int:

@@ -13,7 +13,7 @@ from tkq.linear_attention.step.config import LANES, StepConfig
 from tkq.linear_attention.step.spec import StepSpec
 from tkq.linear_attention.step.state import LaneState, Part
 from tkq.linear_attention.step.token import Recurrence, StateSpace
-from tkq.linear_attention.step.warps import TokenRows, WarpSums, first_row
+from tkq.linear_attention.step.warps import WarpSums, first_row
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 from tkq.tile.dtypes import element_type
@@ -93,7 +93,6 @@ class LinearStep:
         self.state = LaneState(spec, config)
         self.rule = (StateSpace if spec.ssd else Recurrence)(spec, self.state)
         self.warps = WarpSums(config, 1 + (spec.delta is not None)) if config.k_warps > 1 else None
-        self.rows = TokenRows(spec, self.dtype)
         self.has_tokens = spec.ssd is None or spec.ssd.tokens
 
     # ---- host ----------------------------------------------------------------------------------
@@ -149,8 +148,9 @@ class LinearStep:
         tokens = Int32(operands.v.shape[1]) if const_expr(self.has_tokens) else Int32(1)
         g = Globals(*operands, scale, tokens, cute.fast_divmod_create_divisor_v2(heads // heads_k))
         slices = self.spec.value_dim // self.config.columns
-        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * self.config.k_warps * warps, 1, 1],
-                              stream=stream, max_number_threads=[self.config.threads, 1, 1])
+        block = LANES * self.config.k_warps * warps
+        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[block, 1, 1], stream=stream,
+                              max_number_threads=[self.config.threads, 1, 1])
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -162,8 +162,6 @@ class LinearStep:
         held, memory = self.registers(), None
         if const_expr(self.warps is not None):
             memory = self.warps.memory()
-        if const_expr(self.config.staged):
-            memory = memory, self.rows.memory()
         row = self.first_row(g, at)
         if const_expr(self.config.read_ahead or not self.spec.several):
             self.read(g, at, Int32(0), held)
@@ -209,25 +207,15 @@ class LinearStep:
     @cute.jit
     def read(self, g, at, t, held):
         c, token = self.config, at.of(t, self.has_tokens)
-        if const_expr(not c.staged):
-            for x, of in ((held[0], g.q), (held[1], g.k)):
-                self.state.read_rows(vectors.run_at(of, (*token, at.head_k, at.part.k), 1), x)
+        for x, of in ((held[0], g.q), (held[1], g.k)):
+            self.state.read_rows(vectors.run_at(of, (*token, at.head_k, at.part.k), 1), x)
         cute.autovec_copy(vectors.run_at(g.v, (*token, at.head, at.part.v), c.v_values), held[2])
         self.rule.read(g, at, t, held[3])
 
     @cute.jit
     def steps(self, g, at, row, held, memory: Constexpr[Any]):
         state = self.state.registers()
-        if const_expr(self.config.staged):
-            token = at.of(Int32(0), self.has_tokens)
-            self.rows.load(memory[1], [vectors.run_at(x, (*token, at.head_k, 0), 1) for x in (g.q, g.k)])
-        if const_expr(self.config.ordered):
-            tk.sync_block()
         self.state.load(state, g.state, row, at.head, at.part)
-        if const_expr(self.config.staged):
-            self.rows.wait(memory[1])
-            for i in (0, 1):
-                self.state.read_rows(self.rows.run(memory[1], i, at.part), held[i])
         if const_expr(self.spec.several):
             for t in cutlass.range(g.tokens, unroll=1):
                 self.token(g, at, t, state, held, memory)
@@ -249,8 +237,6 @@ class LinearStep:
     def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any], memory: Constexpr[Any]):
         if const_expr(self.spec.several and not self.config.read_ahead):
             self.read(g, at, t, held)
-        if const_expr(self.config.staged):
-            memory, rows = memory
         q, k, v = (vectors.wide(x) for x in held[:3])
         decay = self.rule.decay(g, held[3])
         given, out, dots = self.products(state, q, k, decay, at.part, memory)
@@ -266,11 +252,6 @@ class LinearStep:
         if const_expr(self.spec.several and self.config.read_ahead):
             if t + 1 < g.tokens:
                 self.read(g, at, t + 1, held)
-        if const_expr(self.config.staged):
-            self.state.read_rows(self.rows.run(rows, 1, at.part), held[1])
-            k = vectors.wide(held[1])
-            if const_expr(self.spec.l2norm):
-                k = [x * k_length for x in k]
         self.update(state, k, writes, decay)
         self.put(g, at, t, out)
 

@@ -6,7 +6,7 @@ from tkq.linear_attention.step.spec import StepSpec
 
 ACCESS = 16  # bytes
 MOST_WARPS = 4  # of a block
-MOST_SHARING = 8  # warps of a block that share a slice
+MOST_SHARING = 4  # warps of a block that share a slice
 FEW = 4096  # warps: below, each is a block of its own, to be spread over the SMs
 
 
@@ -21,15 +21,14 @@ def most_few(spec: StepSpec) -> int:
 
 
 def wide(spec: StepSpec) -> StepConfig | None:
-    """Where V is contiguous, accesses take up to 256 bytes of a row, and the warps of a block share the rows of K; where
-    K is, they take up to 512 bytes. None for a state that has not the sizes for it."""
+    """Of one token, states of fp32. Where V is contiguous, accesses take up to 256 bytes of a row, and the warps of a
+    block share the rows of K; where K is, they take rows of 512 bytes, without the delta rule, which has twice as many
+    sums over K. None for other states."""
     K, V = spec.head_dim, spec.value_dim
     if spec.state != "fp32" or spec.several or spec.layout == "any":
         return None
     if spec.layout == "k":
-        k_lanes = run_of(K, 4, LANES)
-        k_values, v_values = K // k_lanes, narrow(spec).columns * k_lanes // LANES
-        return StepConfig(k_lanes, k_values, 4, v_values) if k_values == 4 else None
+        return StepConfig(LANES, 4, 4, 16) if K == 4 * LANES and spec.delta is None else None
     v_lanes = run_of(V, 4, LANES // 2)
     k_lanes, k_values = LANES // v_lanes, 16
     k_warps, rest = divmod(K, k_lanes * k_values)
@@ -39,9 +38,9 @@ def wide(spec: StepSpec) -> StepConfig | None:
 
 
 def narrow(spec: StepSpec) -> StepConfig:
-    """A warp has all rows of K of a slice, so that there are many slices, and no warp waits for another. Lanes lie along
-    the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as many numbers are a
-    lane's as fit its registers beside those of a token."""
+    """A warp has all rows of K of a slice: there are many slices, and no warp waits for another. Lanes lie along the
+    state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as many numbers are a lane's
+    as fit its registers beside those of a token."""
     K, V = spec.head_dim, spec.value_dim
     vector = ACCESS // {"fp32": 4, "bf16": 2}[spec.state]
     if spec.layout == "k" and run_of(K, vector, 8) < 4:

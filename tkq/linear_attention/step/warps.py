@@ -52,42 +52,6 @@ class WarpSums:
             cute.autovec_copy(held, to)
 
 
-class TokenRows:
-    """A token's q and k, from global memory once for all warps of a block, by bulk copies. All wait for them at one
-    semaphore, whose one phase is complete when all of their bytes are there.
-
-    Loads of the state are asked for before that wait and used behind it: the compiler, which would put some of them off
-    until others have come, to have registers, does not move them past it."""
-
-    def __init__(self, spec, dtype):
-        self.columns, self.dtype = spec.head_dim, dtype
-
-    def memory(self):
-        """(q and k, their semaphore). Every thread of the block calls it, and meets the others."""
-        smem = tk.SharedAllocator()
-        rows, sem = smem.vector(self.columns, 2, self.dtype), smem.semaphores()
-        tk.init_block(lambda: tk.init(sem, 1))
-        return rows, sem
-
-    @cute.jit
-    def load(self, memory, of: Constexpr[list]):
-        """of: where they begin. All warps of the block."""
-        rows, sem = memory
-        size = self.columns * self.dtype.width // 8
-        if tk.warp_id() == 0:
-            tk.expect_bytes(sem, 2 * size)
-            with cute.arch.elect_one():
-                for i in cutlass.range_constexpr(2):
-                    tk.bulk_load(rows[None, i].iterator.toint(), of[i].iterator.toint(), size, sem.ptr.toint())
-
-    def wait(self, memory):
-        tk.wait(memory[1], 0)
-
-    def run(self, memory, i, part):
-        """q's (0) or k's (1) from the lane's first row on."""
-        return vectors.run_at(memory[0], (part.k, i), 1)
-
-
 def _plus(totals, more):
     held = cute.make_rmem_tensor(cute.size(more), Float32)
     cute.autovec_copy(more, held)
