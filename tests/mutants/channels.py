@@ -167,7 +167,7 @@ MUTANTS = (
         ("reach_of_chunks_behind", "behind = ((row + 1) * each - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE",
          "behind = ((row + 1) * each + 1 - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE", REACHED)),
     *family(
-        "linear", "tkq/linear_attention/channels/bounded/walk.py",
+        "linear", "tkq/linear_attention/walks/walk.py",
         ("segments_begin_with_nothing", "first = cutlass.select_(before < ALL, kept - before, end)",
          "first = cutlass.select_(before < ALL, kept, end)", SEGMENTED),
         ("segments_that_nobody_has", "going = reach[last] == ALL", "going = reach[last] == ALL - 1", SEGMENTED),

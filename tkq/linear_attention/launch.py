@@ -59,8 +59,8 @@ class Given(NamedTuple):
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
-    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; or
-    None. halves: reach and transfers are those of each half of a segment."""
+    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; without
+    a part (B, N - 1, HO), of N segments of each sequence, as `walks.walk.Walks` takes it; or None. halves: reach and transfers are those of each half of a segment."""
 
     q: Tensor
     k: Tensor
@@ -158,8 +158,10 @@ def spec_of(given: Given) -> LinearSpec:
 
 
 def _reach_of(given):
-    """What a launch takes of it: outputs none."""
-    return given.reach if given.part in ("states", "transfers") else None
+    """What a launch takes of it: segments' outputs none."""
+    if given.reach is None or given.part == "outputs":
+        return None
+    return given.reach if given.part is None else given.reach[int(given.reverse)]
 
 
 def _halves(given):
@@ -204,11 +206,10 @@ def start(given: Given, scale: float) -> tuple:
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
-        beta, reach = beta if given.kept is None else given.kept, _reach_of(given)
-        reach = None if reach is None else reach[int(given.reverse)]
+        beta = beta if given.kept is None else given.kept
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2, inverse, given.less, reach), scale,
+                                      decays, given.q2, given.k2, given.v2, inverse, given.less, _reach_of(given)), scale,
                                   of_steps)
         call[0](*call[1])
     else:

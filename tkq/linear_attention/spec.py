@@ -75,7 +75,8 @@ class LinearSpec:
         which makes corrected values of them. Without delta and ssd; or None.
     blocks: with delta, and updates or dot, or of segments the outputs, or reversed the states: a chunk is gone through
         block by block (see `blocks`), and there is no inverse. K of 64 or 128, V above 64.
-    reach: with delta and gates, of segments' states and transfers: which chunks matter is given (see `split.reach`).
+    reach: with delta and gates: of segments' states and transfers which chunks matter is given (see `split.reach`); of
+        the forward by blocks, without a part, where segments of its sequences begin (see `walks.walk.Walks`).
     halves: with reach, of states: segments are halves, two neighbours one of those whose states are needed.
     """
 
@@ -168,8 +169,9 @@ class LinearSpec:
         states = [("fp32", None), ("fp32", "fp32")] if self.part == "outputs" else [(None, "fp32")]
         if self.part == "transfers" and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
-        if self.reach and (self.writes or not self.delta or self.gate == "none"):
-            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers")
+        if self.reach and (not self.delta or self.gate == "none" or (self.writes and not self._plain)):
+            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers, or "
+                             f"of a batch's forward alone, with head_dim {GROUP} or {NARROW}, value_dim above {GROUP}")
         if self.halves and not (self.reach and self.part == "states"):
             raise ValueError("LinearSpec: halves, allowed is with reach, of segments' states")
         if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
@@ -191,6 +193,17 @@ class LinearSpec:
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):
             raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
+
+    @property
+    def _plain(self):
+        """Is it of a batch, forward, and by blocks, without a part?"""
+        others = self.reverse or self.updates or self.part or self.packed or self.pool or self.checkpoints
+        return not (others or self.inverse) and self.head_dim in (GROUP, NARROW) and self.value_dim > GROUP
+
+    @property
+    def walks(self) -> bool:
+        """Do gates say where segments of sequences begin?"""
+        return self.reach and self.writes
 
     @property
     def gated(self) -> bool:

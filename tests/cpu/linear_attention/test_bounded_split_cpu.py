@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.bounded_reach import norms, of_layer, reach
 from tests.helpers.emulation import fake_gpu
-from tkq.linear_attention.channels.bounded.split import (
+from tkq.linear_attention.walks.plan import (
     GAIN,
     LAUNCH,
     REACHED,

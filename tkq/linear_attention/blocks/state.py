@@ -4,7 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
@@ -74,8 +74,17 @@ class BlockState:
             ring.advance()
             scores.advance()
         if const_expr(self.spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            self.last_state(g, t, c.s, row0)
         tk.store_wait(read=False)
+
+    @cute.jit
+    def last_state(self, g, t, state: tk.RegTile, row0):
+        """Where segments are walked, by the block that has the last one."""
+        last = True
+        if const_expr(self.spec.walks):
+            last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))
+        if last:
+            tk.store_elements(self.sequences.state(g.final, t), state, row0, 0)
 
     @cute.jit
     def read_values(self, s, c, wg, stage):
@@ -137,7 +146,11 @@ class BlockState:
     def put(self, g, s, t, x, at: Constexpr):
         """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
         chunk, wg = at
-        put(g.o, s.o, x, (t.batch, t.head, chunk, t.part), OUT_BARRIER, wg, self.updates)
+        kept = True
+        if const_expr(self.spec.walks):
+            kept = chunk >= t.kept
+        if kept:
+            put(g.o, s.o, x, (t.batch, t.head, chunk, t.part), OUT_BARRIER, wg, self.updates)
         if const_expr(self.updates):
             if tk.first_warp_of_group():
                 tk.store_async(g.dv, s.pieces.stacked(BLOCKS)[wg], (t.batch, t.head, chunk, t.part + wg))
@@ -148,11 +161,14 @@ class BlockState:
 
 @cute.jit
 def first_state(of: Constexpr, g, t, state: tk.RegTile, row0):
-    """The task's; zeros without one. of: a class of states."""
+    """The task's; zeros without one, and where a walk begins within its sequence. of: a class of states."""
     if const_expr(of.spec.initial is None):
         tk.zero(state)
     else:
         tk.load_from(state, of.sequences.state(g.initial, t), row0, 0)
+        if const_expr(of.spec.walks):
+            begins = t.kept == 0
+            tk.apply(state, lambda x: cutlass.select_(begins, x, Float32(0.0)), state)
 
 
 def meet(of, c, found: tk.RegTile, operand):

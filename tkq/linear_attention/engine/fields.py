@@ -67,7 +67,7 @@ class Shared:
 @dataclass(frozen=True)
 class Task:
     """One head of one sequence, the row of its states, and where its V begins, in tiles of 64. first: None, or its
-    segment's first chunk."""
+    segment's first chunk. kept: None, or the first whose outputs are stored (see `walks.walk.Walk`)."""
 
     batch: Int32
     state: Int32
@@ -77,6 +77,7 @@ class Task:
     part: Int32
     chunks: Int32
     first: Any
+    kept: Any = None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class LinearAttention:
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
                             *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)),
                             operand(HO, CHUNK) if spec.inverse else None, operand(out, V) if spec.less else None,
-                            fake.tensor("int32", (rows, HO), align=4) if spec.reach else None)
+                            self.segmented.fake_reach(rows, HO))
         return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit

@@ -1,6 +1,7 @@
 """A launch of the engine, or, where few long sequences would leave most of the GPU idle, several: the states that
 segments of sequences make, those that they begin with, and the outputs; with the delta rule also what segments make of
-a state, and with its gates, ahead of all, which chunks reach a segment's end."""
+a state, and with its gates, ahead of all, which chunks reach a segment's end. Of its forward alone two, where that
+says with which chunk each segment's block may begin."""
 from __future__ import annotations
 
 import torch
@@ -11,8 +12,10 @@ from tkq.linear_attention.blocks.config import wide
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import GROUP
-from tkq.linear_attention.split.plan import MOST, SHORTEST, Sizes, Split, split
+from tkq.linear_attention.split.plan import MOST, REACHED, SHORTEST, Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
+from tkq.linear_attention.walks.plan import Sizes as Walked
+from tkq.linear_attention.walks.plan import segments
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -34,6 +37,9 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
+    count = walks_of(given, how)
+    if count > 1:
+        return in_walks(given, scale, count), None
     if how.segments > 1 and given.beta is not None and not given.reverse and not given.updates:
         given = by_blocks(given)
     if given.summed:
@@ -74,6 +80,23 @@ def _by_gates(given):
     """May gates decide what reaches a segment's end? Of the delta rule's forward by blocks."""
     return (given.beta is not None and given.g is not None and not given.reverse and given.v.is_cuda
             and wide(given.q.shape[3], given.v.shape[3]))
+
+
+def walks_of(given: Given, how: Split) -> int:
+    """Into how many segments each sequence is cut whose blocks begin where gates let them: of the delta rule's forward
+    without gradients, where it is left whole otherwise. A head that never forgets is gone through by one block."""
+    whole = given.cu is given.state_indices is given.checkpoint_every is None and not given.updates
+    if how.segments > 1 or not (whole and given.v.numel() and _by_gates(given)):
+        return 1
+    (B, S, heads, V), shared = given.v.shape, given.q.shape[2]
+    return segments(Walked(B, max(heads, shared), S, -(-V // (2 * GROUP)), arch.num_sms(given.v.device), REACHED))
+
+
+def in_walks(given: Given, scale: float, count: int) -> Made:
+    """Of the delta rule's forward, with `count` segments per sequence, all by one launch behind the one that says which
+    chunks reach them."""
+    reach = reach_of(given._replace(segments=count), 1)[0].view(len(given.v), count, -1)
+    return engine.launch(given._replace(reach=reach[:, :-1]), scale)
 
 
 def by_blocks(given: Given) -> Given:
@@ -132,10 +155,10 @@ def _in_halves(given):
     return each % 2 == 0 and each >= 2 * SHORTEST and 2 * len(given.q) * given.segments <= MOST
 
 
-def reach_of(given: Given) -> Tensor:
-    """As `Given` has it, of the delta rule's forward."""
+def reach_of(given: Given, ways: int = 2) -> Tensor:
+    """(ways, B * N, HO) as `Given` has it, of the delta rule's forward."""
     k, heads, rows = given.k, max(given.q.shape[2], given.v.shape[2]), given.segments * (1 + given.halves)
-    found = torch.empty(2, len(k) * rows, heads, device=k.device, dtype=torch.int32)
+    found = torch.empty(ways, len(k) * rows, heads, device=k.device, dtype=torch.int32)
     run(ReachSpec(dtypes.name_of(k.dtype), k.shape[3], dtypes.name_of(given.beta.dtype)), k, given.g, given.beta, found)
     return found
 

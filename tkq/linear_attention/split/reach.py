@@ -20,7 +20,7 @@ NOTHING = -160.0  # as a power of 2: of numbers up to 2^10 it leaves 0 in fp32, 
 
 class Reach:
     """reach[way, b * N + n, h], of the n-th of N segments of a sequence: how many of its last chunks reach the state
-    behind it (way 0), or of its first ones, reversed, the state before it (way 1); `ALL` where the state at its other
+    behind it (way 0), or, where asked for, of its first ones, reversed, the state before it (way 1); `ALL` where the state at its other
     end does, too.
 
     The delta rule makes of a state S
@@ -40,15 +40,15 @@ class Reach:
 
     def fake_arguments(self):
         """Compiled for any B, S, heads and segments."""
-        spec, (B, S, H, HO, rows) = self.spec, (fake.sym() for _ in range(5))
+        spec, (B, S, H, HO, rows, ways) = self.spec, (fake.sym() for _ in range(6))
         k = fake.tensor(spec.dtype, (B, S, H, spec.head_dim), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
         return (k, any_strides("fp32", (B, S, HO)), any_strides(spec.beta, (B, S, HO)),
-                fake.tensor("int32", (2, rows, HO), align=4))
+                fake.tensor("int32", (ways, rows, HO), align=4))
 
     @cute.jit
     def __call__(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, reach: cute.Tensor, stream: cuda.CUstream):
-        """k: (B, S, H, K). g, beta: (B, S, HO). reach: (2, B * N, HO)."""
-        self.kernel(k, g, beta, reach).launch(grid=[reach.shape[2], reach.shape[1], 2], block=[THREADS, 1, 1],
+        """k: (B, S, H, K). g, beta: (B, S, HO). reach: (1 or 2, B * N, HO)."""
+        self.kernel(k, g, beta, reach).launch(grid=[reach.shape[2], reach.shape[1], reach.shape[0]], block=[THREADS, 1, 1],
                                               stream=stream)
 
     @cute.kernel

@@ -14,8 +14,7 @@ from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.channels.bounded.blocks import Blocks
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS, BoundedConfig
 from tkq.linear_attention.channels.bounded.state import BoundedState
-from tkq.linear_attention.channels.bounded.walk import Walks
-from tkq.linear_attention.channels.parts import Task
+from tkq.linear_attention.channels.parts import Task, chunks
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.units import UnitShared
 from tkq.linear_attention.channels.whole import STEPS, WholeShared
@@ -23,6 +22,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import DeltaShared
 from tkq.linear_attention.engine.fields import Globals
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
+from tkq.linear_attention.walks.walk import Walks
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -33,7 +33,7 @@ class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv. x: (B, S, HO, K), as q: what
     gates are made of. beta: (B, S, HO). A_log: (HO,), bias: (HO * K,), fp32. initial, final: (B, HO, K, V) or None.
     cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N.
-    reach: None, or (B, N - 1, HO) int32, of N segments of each sequence (see `walk.Walks`)."""
+    reach: None, or (B, N - 1, HO) int32, of N segments of each sequence (see `walks.walk.Walks`)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -97,7 +97,7 @@ class BoundedAttention:
         self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
         self.units = Units(COLUMNS, self.dtype)
         self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
-        self.walks = Walks(spec)
+        self.walks = Walks(spec.reach)
         self.state = BoundedState(spec, (self.sequences, self.units, self.walks), config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class BoundedAttention:
                             any_strides(spec.delta, (B, S, HO)), fake.tensor("fp32", (HO,), align=4),
                             fake.tensor("fp32", (fake.sym(divisibility=COLUMNS),)), any_strides(spec.initial, states),
                             any_strides(spec.final, states), numbers(spec.packed),
-                            fake.tensor("int32", (B, fake.sym(), HO), align=4) if spec.reach else None)
+                            self.walks.fake_reach(B, HO))
         return operands.q, tuple(operands[1:]), Float32(1.0), Float32(0.0)
 
     @cute.jit
@@ -161,7 +161,7 @@ class BoundedAttention:
     def make_scores(self, g, s, t, of):
         """By a team: what the state needs of every other chunk. of: the segment, the team."""
         segment, team = of
-        walk = self.walks.of_block(g, t, segment)
+        walk = self.walks.of_block(g, t, segment, chunks(self.spec, g, t))
         ring = tk.ring(TEAMS, team)  # of tokens and of what is made of them
         if tk.warp_id() % 4 == 0:
             tk.prefetch(g.q, g.k, g.v, g.x)

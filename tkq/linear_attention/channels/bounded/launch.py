@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, BoundedConfig, plan
-from tkq.linear_attention.channels.bounded.split import Sizes, segments
+from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, REACHED, BoundedConfig, plan
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.check import DELTA, check_layouts
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import no_states
+from tkq.linear_attention.walks.plan import Sizes, segments
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -72,7 +72,7 @@ def segments_of(given: BoundedGiven) -> int:
     (B, S, heads, V), device = given.v.shape, given.v.device
     if given.cu is not None or not given.v.numel():
         return 1
-    return segments(Sizes(B, heads, S, -(-V // (CHUNK * BoundedConfig.groups)), arch.num_sms(device)))
+    return segments(Sizes(B, heads, S, -(-V // (CHUNK * BoundedConfig.groups)), arch.num_sms(device), REACHED))
 
 
 def in_segments(given: BoundedGiven, scale: float, count: int) -> tuple[Tensor, Tensor | None]:

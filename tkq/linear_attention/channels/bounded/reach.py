@@ -9,8 +9,7 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE
 from tkq.linear_attention.channels.bounded.blocks import OF_LANE, decay, z_factor
-from tkq.linear_attention.channels.bounded.config import COLUMNS
-from tkq.linear_attention.channels.bounded.split import MOST_REACHED
+from tkq.linear_attention.channels.bounded.config import COLUMNS, MOST_REACHED
 from tkq.linear_attention.channels.spec import BoundedReachSpec
 from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import ALL, CHUNK

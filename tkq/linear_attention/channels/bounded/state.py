@@ -54,7 +54,7 @@ class BoundedState:
     def keep(self, g, s, t, of):
         """All chunks of a walk, by the wg-th of the state's warpgroups. of: the segment, wg."""
         segment, wg = of
-        walk = self.walks.of_block(g, t, segment)
+        walk = self.walks.of_block(g, t, segment, chunks(self.spec, g, t))
         c, row0, leader = self.registers(), (t.part + wg) * CHUNK, tk.warp_id() % 4 == 0
         ring = s.tokens.ring()  # of what is made of them, too
         self.begin(c, g, t, walk, row0)

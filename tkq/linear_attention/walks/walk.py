@@ -1,13 +1,12 @@
-"""Which chunks a block goes through, where a sequence is cut in segments."""
+"""Which chunks a block goes through, where a sequence is cut in segments that gates part."""
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from tkq.linear_attention.channels.parts import chunks
-from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import ALL
+from tkq.runtime.compile import fake
 
 
 class Walk(NamedTuple):
@@ -19,15 +18,20 @@ class Walk(NamedTuple):
 
 
 class Walks:
-    """With reach, (B, N - 1, HO), of N segments of each sequence, as `reach.BoundedReach` makes it: the block of
-    segment n begins with nothing, as many chunks in front of it as reach the state that the segment begins with. What
-    these leave of a state before them is less than rounding leaves. Where ALL do, the block of the segment before goes
+    """With reach, (B, N - 1, HO), of N segments of each sequence, how many chunks in front of the second and those
+    behind it reach them (see `split.reach.Reach` and `channels.bounded.reach.BoundedReach`): the block of segment n
+    begins with nothing, as many chunks in front of it as reach the state that the segment begins with. What these leave
+    of a state before them is less than rounding leaves. Where ALL do, the block of the segment before goes
     on to this one, and this one's has nothing to do: the same chunks in the same order as of a whole sequence."""
 
-    def __init__(self, spec: ChannelSpec):
-        self.spec, self.there = spec, spec.reach
+    def __init__(self, there: bool):
+        self.there = there
 
     # ---- host ----------------------------------------------------------------------------------
+
+    def fake_reach(self, B, HO):
+        """For the compiler; None without."""
+        return fake.tensor("int32", (B, fake.sym(), HO), align=4) if self.there else None
 
     def blocks(self, sequences, reach):
         """Of a head and a part of V."""
@@ -42,15 +46,15 @@ class Walks:
         count = g.reach.shape[1] + 1
         return block // count, block % count
 
-    def of_block(self, g, t, segment) -> Walk:
-        """What a block goes through."""
+    def of_block(self, g, t, segment, whole) -> Walk:
+        """What a block goes through. whole: chunks of its sequence."""
         if not self.there:
-            return Walk(Int32(0), None, chunks(self.spec, g, t))
-        return self.of_segment(g, t, segment)
+            return Walk(Int32(0), None, whole)
+        return self.of_segment(g, t, segment, whole)
 
     @cute.jit
-    def of_segment(self, g, t, segment):
-        whole, rest = chunks(self.spec, g, t), g.reach.shape[1]
+    def of_segment(self, g, t, segment, whole):
+        rest = g.reach.shape[1]
         each, reach = cute.ceil_div(whole, rest + 1), g.reach[t.batch, None, t.head]
         before, last = Int32(0), segment  # the last segment that the block goes on to
         if segment > 0:
