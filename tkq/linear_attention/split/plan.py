@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import NARROW
 
 LONG = 32  # chunks of a sequence: shorter ones are done before what splits them would be worth another kernel
 SHORTEST = 8  # chunks of a segment: below, launches take longer than what they save
@@ -61,7 +62,8 @@ def split(sizes: Sizes) -> Split:
     most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
     # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
     most = 1 if sizes.whole else max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
-    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(whole.groups, 0, -1)
+    ways = [(groups, 1) for groups in range(whole.groups, 0, -1)] + [(2, 2)] * _paired(sizes)
+    found = [Split(groups, count, heads) for count in range(1, most + 1) for groups, heads in ways
              if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
     best = min(found, key=lambda one: time(sizes, one))
     return best if time(sizes, best) <= GAIN * time(sizes, usual) else usual
@@ -70,7 +72,7 @@ def split(sizes: Sizes) -> Split:
 def _paired(sizes):
     """Do neighbouring heads share q and k, and does one fill a group?"""
     shared = sizes.key_heads and sizes.heads // sizes.key_heads % 2 == 0
-    return bool(shared) and max(sizes.V, sizes.K) <= CHUNK and not (sizes.delta or sizes.single)
+    return bool(shared) and sizes.V <= CHUNK and sizes.K <= NARROW and not (sizes.delta or sizes.single)
 
 
 def time(sizes: Sizes, how: Split) -> float:
