@@ -54,6 +54,9 @@ REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name 
     "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
+WALKS = tuple(f"{TESTS}test_walks.py::{name}" for name in ("test_segments[2000-3-128-128]",
+                                                            "test_segments[1537-2-64-80]"))
+
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/packed.py",
@@ -122,7 +125,16 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/split/launch.py",
         ("segments_that_all_begin_with_zeros", "made = _outputs(given._replace(inverse=inverse), scale, first)",
-         "made = _outputs(given._replace(inverse=inverse), scale, torch.zeros_like(first))", SPLIT)),
+         "made = _outputs(given._replace(inverse=inverse), scale, torch.zeros_like(first))", SPLIT),
+        ("walks_by_what_reaches_the_next_segment", "return engine.launch(given._replace(reach=reach[:, :-1]), scale)",
+         "return engine.launch(given._replace(reach=reach[:, 1:]), scale)", WALKS)),
+    *family(
+        "linear", "tkq/linear_attention/blocks/state.py",
+        ("walks_lose_their_first_chunk", "kept = chunk >= t.kept", "kept = chunk > t.kept", WALKS),
+        ("walks_that_all_begin_with_the_first_state", "begins = t.kept == 0", "begins = t.kept >= 0", WALKS),
+        ("walks_without_a_last_state",
+         "last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))",
+         "last = (t.chunks > 0) & (t.first + t.chunks > cute.ceil_div(g.tokens, CHUNK))", WALKS)),
     *family(
         "linear", "tkq/linear_attention/split/reach.py",
         ("chunks_that_reach_the_other_end", "chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)",

@@ -66,6 +66,11 @@ def _delta_rule():
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
+    for name, beta, initial, final in (("beta_fp32", "fp32", None, None), ("beta_bf16", "bf16", None, None),
+                                       ("beta_fp32-final", "fp32", None, "fp32"),
+                                       ("beta_fp32-states", "fp32", "fp32", "fp32")):
+        yield (f"gated_delta_rule_walks-bf16-k128-v128-token-{name}",
+               LinearSpec("bf16", 128, 128, "token", initial, final, delta=beta, reach=True))
 
 
 def _ssd():
@@ -87,7 +92,7 @@ def _ssd():
 def _pairs():
     """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k, forward, and
     backward dv's where gates get no gradient."""
-    for name, spec in (*_ssd(), *_of_sizes()):
+    for name, spec in (*_ssd(), *_of_sizes(), *_segments()):
         if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
             yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
     for gate in GATES:
@@ -172,8 +177,9 @@ def _combined():
     for name, one in (("", CombineSpec(128, "matrix", reach=True)),
                       ("_du", CombineSpec(128, "transposed", reverse=True, reach=True))):
         yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))
-    yield Shipped("gated_delta_rule_reach-bf16-k128", combine_recipe(ReachSpec("bf16", 128, "fp32")),
-                  Expectation(instructions=("LDG.E.128", "FFMA")))
+    for name, beta in (("", "fp32"), ("-beta_bf16", "bf16")):
+        yield Shipped(f"gated_delta_rule_reach-bf16-k128{name}", combine_recipe(ReachSpec("bf16", 128, beta)),
+                      Expectation(instructions=("LDG.E.128", "FFMA")))
 
 
 def _of_one_group():
@@ -196,13 +202,14 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         waits = 1 + 4 * (3 + spec.has_x)  # as many as the source has
         return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
-                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse) + 16 * (spec.part == "outputs"))
+                           local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse)
+                           + 16 * (spec.part == "outputs") + 24 * spec.walks)
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
     if not spec.writes:
         products = 4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta))
-        return Expectation(tensor=products, waits_per_mma=1.5, local_memory=spilled(spec),
+        return Expectation(tensor=products, waits_per_mma=1.25 + heads / 4, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), roles=roles,
                            absent=("UTMASTG",) * (spec.inverse != "out"))
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,

@@ -9,18 +9,12 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.bounded_reach import norms, of_layer, reach
 from tests.helpers.emulation import fake_gpu
-from tkq.linear_attention.walks.plan import (
-    GAIN,
-    LAUNCH,
-    REACHED,
-    SHORTEST,
-    Sizes,
-    segments,
-)
+from tkq.linear_attention.channels.bounded.config import REACHED
 from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.config import ALL
 from tkq.linear_attention.split.reach import NOTHING
+from tkq.linear_attention.walks.plan import GAIN, LAUNCH, SHORTEST, Sizes, segments
 from tkq.reference.linear_attention import linear_attn as recurrence
 
 K = 128
@@ -33,7 +27,7 @@ def test_every_plan():
     the plan's own count."""
     for B, H, S, parts in itertools.product((0, 1, 2, 8, 300), (1, 16, 32, 80), (0, 1, 64, 511, 2048, 32768, 1 << 20),
                                             (1, 2)):
-        count, chunks = segments(Sizes(B, H, S, parts, 132)), -(-S // 64)
+        count, chunks = segments(Sizes(B, H, S, parts, 132, REACHED)), -(-S // 64)
         assert count >= 1
         if count > 1:
             each = -(-chunks // count)
@@ -45,12 +39,12 @@ def test_every_plan():
     ((1, 32, 32768, 1), 4), ((2, 32, 8192, 1), 2), ((8, 32, 2048, 1), 1), ((1, 32, 2048, 1), 4), ((1, 32, 512, 1), 1),
     ((1, 48, 32768, 1), 2), ((1, 96, 32768, 1), 1), ((1, 32, 32768, 2), 2), ((1, 1, 1 << 20, 1), 132)])
 def test_calls_of_models(sizes, count):
-    assert segments(Sizes(*sizes, 132)) == count
+    assert segments(Sizes(*sizes, 132, REACHED)) == count
 
 
 def test_longer_ones_have_no_fewer_segments():
     for heads in (1, 4, 16, 32):
-        counts = [segments(Sizes(1, heads, 1 << n, 1, 132)) for n in range(6, 21)]
+        counts = [segments(Sizes(1, heads, 1 << n, 1, 132, REACHED)) for n in range(6, 21)]
         assert counts == sorted(counts) and counts[0] == 1 < counts[-1]
 
 

@@ -18,9 +18,11 @@ from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
-from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
+from tkq.linear_attention.split.plan import GAIN, LONG, MOST, REACHED, SHORTEST, Sizes, Split, split, time
 from tkq.linear_attention.split.reach import NOTHING
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
+from tkq.linear_attention.walks.plan import Sizes as Walked
+from tkq.linear_attention.walks.plan import segments
 from tkq.testing import sass
 
 # ---- the plan ---------------------------------------------------------------------------------------------------
@@ -53,7 +55,10 @@ def test_every_plan():
     ((8, 80, 2048, 32, 48), dict(key_heads=1), Split(2, 1, 2)),
     ((8, 80, 2048, 64, 64), dict(), Split(1, 1)), ((8, 80, 2048, 64, 64), dict(key_heads=80), Split(1, 1)),
     ((8, 15, 2048, 64, 64), dict(key_heads=5), Split(1, 1)), ((8, 80, 2048, 64, 80), dict(key_heads=1), Split(2, 1)),
-    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(1, 1)),
+    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((2, 80, 8192, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(2, 3, 2)),
+    ((8, 80, 2048, 144, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, single=True), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, delta=True), Split(1, 1)),
     ((1, 80, 1024, 64, 64), dict(key_heads=1), Split(1, 1))])  # of 132 SMs 40 would have all of it
@@ -62,18 +67,18 @@ def test_two_heads_of_a_block(sizes, more, how):
     assert split(Sizes(*sizes, 132, **more)) == how
 
 
-def test_few_sequences_with_shared_keys_are_cut_into_segments_of_one_head_a_block():
-    for B, H, S in itertools.product((1, 2, 8), (2, 16, 80), (4096, 32768, 1 << 18)):
-        how = split(Sizes(B, H, S, 64, 64, 132, key_heads=1))
-        assert how.heads == 1 or how == Split(2, 1, 2)
-        whole = Sizes(B, H, S, 64, 64, 132, key_heads=1)
-        assert time(whole, how) <= time(whole, Split(1, 1))
+def test_few_sequences_with_shared_keys_are_cut_where_that_is_worth_it():
+    for B, H, S, K in itertools.product((1, 2, 8), (2, 16, 80), (4096, 32768, 1 << 18), (64, 128)):
+        sizes = Sizes(B, H, S, K, 64, 132, key_heads=1)
+        how = split(sizes)
+        assert how.heads == 1 or how.groups == how.heads == 2
+        assert time(sizes, how) <= min(time(sizes, Split(1, 1)), time(sizes, Split(2, 1, 2)))
 
 
 @pytest.mark.parametrize("more", [
-    dict(head_dim=80), dict(value_dim=80), dict(delta="fp32"), dict(gate="token", dot=True), dict(second="query"),
+    dict(head_dim=144), dict(value_dim=80), dict(delta="fp32"), dict(gate="token", dot=True), dict(second="query"),
     dict(others=True), dict(packed="int32"), dict(pool="int32", initial="fp32", final="fp32"),
-    dict(checkpoints="fp32"), dict(part="states", final="fp32"), dict(part="outputs", initial="fp32")])
+    dict(checkpoints="fp32"), dict(part="states", final="fp32", second="pair", reverse=True)])
 def test_what_has_one_head_a_block(more):
     spec = LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | more)
     with pytest.raises(ValueError, match="plan: heads is 2, allowed is 1 for"):
@@ -280,6 +285,45 @@ def test_two_heads_of_a_block_are_shipped(g):
     assert {*recipes} <= {kernel.recipe for kernel in shipped()}
 
 
+@pytest.mark.parametrize("states, dtype", [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)])
+def test_walks_of_the_delta_rule(states, dtype):
+    """Two long sequences without gradients: one launch behind the one that says what reaches segments; both shipped.
+    With gradients, of no gates, of short ones or of many there are none."""
+    q, k, v = (x.expand(2, *x.shape[1:]) for x in operands(32, 8192, 128, 128))
+    g, beta = torch.zeros(2, 8192, 32), torch.zeros(2, 8192, 32, dtype=dtype)
+    more = dict(initial_state=torch.zeros(2, 32, 128, 128), output_final_state=True) if states else {}
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.gated_delta_rule(q, k, v, g, beta, **more)
+    (ahead, (_, _, _, found)), (rule, (_, others, *_)) = seen
+    assert ahead.args == (ReachSpec("bf16", 128, {torch.float32: "fp32"}.get(dtype, "bf16")),)
+    assert rule.args[0].walks and rule.args[0].initial == rule.args[0].final == ("fp32" if states else None)
+    assert found.shape == (1, 4, 32) and others[-1].shape == (2, 1, 32)
+    assert torch.equal(others[-1], found.view(2, 2, 32)[:, :1])
+    assert {ahead, rule} <= {kernel.recipe for kernel in shipped()}
+    for others in ((q[:, :2048], k[:, :2048], v[:, :2048], g[:, :2048], beta[:, :2048]), (q, k, v, None, beta),
+                   [x.expand(2, *x.shape[1:]).repeat(4, *[1] * (x.dim() - 1)) for x in (q, k, v, g, beta)],
+                   (q, k, v.clone().requires_grad_(), g, beta)):
+        with fake_gpu.launches() as seen:
+            tkq.gated_delta_rule(*others)
+        assert not any(r.args[0].walks for r, _ in seen if isinstance(r.args[0], LinearSpec))
+
+
+def test_walks_are_planned_as_time_says():
+    """Where all blocks have an SM each; more reaching chunks, or a shorter sequence, are no reason for more segments."""
+    for B, H, S in itertools.product((1, 2, 3), (8, 16, 32, 48), (64, 2048, 2560, 8192, 1 << 18)):
+        counts = [segments(Walked(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
+        assert counts == sorted(counts, reverse=True) and (counts[0] == 1 or counts[0] * B * H <= 132)
+        assert segments(Walked(B, H, 2 * S, 1, 132, 8)) >= counts[2]
+    assert segments(Walked(2, 32, 8192, 1, 132, REACHED)) == 2 and segments(Walked(3, 32, 8192, 1, 132, REACHED)) == 1
+
+
+@pytest.mark.parametrize("more", [dict(gate="none"), dict(delta=None), dict(updates=True, inverse="out"),
+                                  dict(packed="int32"), dict(value_dim=64), dict(checkpoints="fp32")])
+def test_what_is_not_walked(more):
+    with pytest.raises(ValueError, match="LinearSpec: reach, allowed is with delta and a gate"):
+        LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32", reach=True) | more)
+
+
 def test_packed_sequences_and_pools_are_left_whole():
     q, k, v = operands()
     cu, pool, rows = torch.tensor([0, 8192]), torch.zeros(3, 2, 64, 64), torch.zeros(1, dtype=torch.int32)
@@ -312,6 +356,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
            "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
+           "walks": replace(OF_BLOCKS, part=None, blocks=False, reach=True, final="fp32"),
            "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, **HALVES),
            "gradients by blocks": replace(OF_BLOCKS, reverse=True, dot=True),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
@@ -320,7 +365,8 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 # Of outputs, of what a delta rule hands on and of sums those with the fewest registers to spare; states alone, which
 # have the most waits.
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs"))
+@pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs",
+                                           "walks"))
 @pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
 def test_kernels_of_segments(name, machine_code):
     """No spills, but a few numbers of outputs by blocks; states alone load no queries and store nothing by TMA but

@@ -39,7 +39,7 @@ def test_linear_attention(S, gate, reverse):
 
 
 @pytest.mark.parametrize("N, P, S, without", [
-    (64, 64, 1, ()), (64, 64, 310, ()), pytest.param(64, 64, 310, ("z", "initial"), marks=pytest.mark.slow),
+    (64, 64, 1, ()), (128, 64, 310, ()), pytest.param(64, 64, 310, ("z", "initial"), marks=pytest.mark.slow),
     pytest.param(48, 32, 130, ("dt_bias",), marks=pytest.mark.slow)])
 def test_mamba2(N, P, S, without):
     """An odd number of pairs of heads shares one of B and C; D of each column."""
