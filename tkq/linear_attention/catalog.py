@@ -92,7 +92,7 @@ def _ssd():
 def _pairs():
     """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k, forward, and
     backward dv's where gates get no gradient."""
-    for name, spec in (*_ssd(), *_of_sizes(), *_segments()):
+    for name, spec in (*_ssd(), *_of_sizes()):
         if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
             yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
     for gate in GATES:
@@ -209,7 +209,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     roles = (few, 1), (some, 1), (many, groups)
     if not spec.writes:
         products = 4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta))
-        return Expectation(tensor=products, waits_per_mma=1.25 + heads / 4, local_memory=spilled(spec),
+        return Expectation(tensor=products, waits_per_mma=1.5, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), roles=roles,
                            absent=("UTMASTG",) * (spec.inverse != "out"))
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,

@@ -32,9 +32,9 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
 
 def paired(spec: LinearSpec) -> bool:
     """Can a block have two heads that share one of q and k? Each has a warpgroup of the state, and scores of its own
-    made of the same products. K is 64 at most, and there are no sums of o times x, whose scores are in two parts: with
+    made of the same products. K is 128 at most, and there are no sums of o times x, whose scores are in two parts: with
     more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
-    one = spec.delta or spec.dot or spec.second or not (spec.scored or spec.part == "states")
+    one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
     found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return spec.value_dim <= CHUNK and spec.head_dim <= NARROW and not (one or found)
 

@@ -55,9 +55,9 @@ def test_every_plan():
     ((8, 80, 2048, 32, 48), dict(key_heads=1), Split(2, 1, 2)),
     ((8, 80, 2048, 64, 64), dict(), Split(1, 1)), ((8, 80, 2048, 64, 64), dict(key_heads=80), Split(1, 1)),
     ((8, 15, 2048, 64, 64), dict(key_heads=5), Split(1, 1)), ((8, 80, 2048, 64, 80), dict(key_heads=1), Split(2, 1)),
-    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(1, 1)),  # 320 pairs would take three waves
     ((2, 80, 8192, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
-    ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(2, 3, 2)),
+    ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 144, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, single=True), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, delta=True), Split(1, 1)),
@@ -71,14 +71,14 @@ def test_few_sequences_with_shared_keys_are_cut_where_that_is_worth_it():
     for B, H, S, K in itertools.product((1, 2, 8), (2, 16, 80), (4096, 32768, 1 << 18), (64, 128)):
         sizes = Sizes(B, H, S, K, 64, 132, key_heads=1)
         how = split(sizes)
-        assert how.heads == 1 or how.groups == how.heads == 2
+        assert how.heads == 1 or how == Split(2, 1, 2)
         assert time(sizes, how) <= min(time(sizes, Split(1, 1)), time(sizes, Split(2, 1, 2)))
 
 
 @pytest.mark.parametrize("more", [
     dict(head_dim=144), dict(value_dim=80), dict(delta="fp32"), dict(gate="token", dot=True), dict(second="query"),
     dict(others=True), dict(packed="int32"), dict(pool="int32", initial="fp32", final="fp32"),
-    dict(checkpoints="fp32"), dict(part="states", final="fp32", second="pair", reverse=True)])
+    dict(checkpoints="fp32"), dict(part="states", final="fp32"), dict(part="outputs", initial="fp32")])
 def test_what_has_one_head_a_block(more):
     spec = LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | more)
     with pytest.raises(ValueError, match="plan: heads is 2, allowed is 1 for"):

@@ -36,9 +36,9 @@ def wide(given):
                                           if isinstance(x, torch.Tensor)})
 
 
-def check(given, count, scale=0.125, groups=1, heads=1):
+def check(given, count, scale=0.125, groups=1):
     with poisoned():
-        found = in_segments(given, scale, Split(groups, count, heads))
+        found = in_segments(given, scale, Split(groups, count))
     peer, exact = launched(given, scale), launched(wide(given), scale)
     assert (found.state is None) == (given.final is None)
     for what, mine, want, other in zip(found._fields, found, exact, peer):
@@ -202,15 +202,6 @@ def test_steps(reverse):
                   torch.randn(2, device="cuda"), skip_gradient=reverse)
     check(Given(C, B, x, initial=state_of(x).mT.contiguous(), final=F32, steps=steps, reverse=reverse,
                 x=torch.randn_like(x) if reverse else None, state_v_first=True), 3)
-
-
-def test_steps_of_two_heads():
-    """Of a block: five pairs share one of B and C; with z, D and states."""
-    C, B, x, _ = make(2, 300, 1, 10, 128, 64, "none")
-    steps = Steps(torch.rand(2, 300, 10, device="cuda"), -torch.rand(10, device="cuda"), None, False, 0.0, 1.0,
-                  torch.randn(10, device="cuda"), gated=True)
-    check(Given(C, B, x, initial=state_of(x, 128).mT.contiguous(), final=F32, steps=steps, x=torch.randn_like(x),
-                state_v_first=True), 3, groups=2, heads=2)
 
 
 @pytest.mark.parametrize("transfer, reverse, N, K, V, dtype", [

@@ -62,8 +62,7 @@ def split(sizes: Sizes) -> Split:
     most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
     # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
     most = 1 if sizes.whole else max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
-    ways = [(groups, 1) for groups in range(whole.groups, 0, -1)] + [(2, 2)] * _paired(sizes)
-    found = [Split(groups, count, heads) for count in range(1, most + 1) for groups, heads in ways
+    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(whole.groups, 0, -1)
              if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
     best = min(found, key=lambda one: time(sizes, one))
     return best if time(sizes, best) <= GAIN * time(sizes, usual) else usual
@@ -100,6 +99,7 @@ BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
 WAITS = 8  # for what a state gives for keys before it is solved, where inverses are given
 PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where there are no outputs
+SECOND_HEAD = 2  # for each 64 of K: what a block's second head has to wait for, by measurement
 REACHED = 8  # chunks: as many as a decay of 2^-0.32 a token lets reach the end (see `reach.NOTHING`)
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 
@@ -108,7 +108,8 @@ def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
     """Of blocks for `tiles` of 64 columns."""
     blocks = sizes.sequences * (sizes.heads // how.heads) * how.segments * -(-tiles * how.heads // how.groups)
     chunks = -(-sizes.tokens // CHUNK)
-    computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
+    each = of_chunk(sizes, how.groups, writes) + (how.heads - 1) * SECOND_HEAD * sizes.K / CHUNK
+    computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * each
     columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries + sizes.second)
     columns += sizes.heads * sizes.V * (1 + writes * (1 + sizes.second))
     if sizes.delta and sizes.reverse and writes:  # what values lack, inverses
