@@ -54,9 +54,12 @@ def spilled(spec: LinearSpec) -> int:
 
 
 def _registers(spec, groups):
-    """The delta rule's scores take more, where they make an inverse."""
+    """The delta rule's scores take more, where they make an inverse; and so do warps beside the producer that make
+    what gates are for."""
     if spec.head_dim > NARROW:
         return 40, 224, 240
+    if spec.gates_apart:
+        return (40, 216, 240) if groups == 1 else (40, 104, 184)
     if groups == 1:
         return 24, 232, 240
     if spec.inverse == "in":

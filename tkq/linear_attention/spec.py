@@ -211,6 +211,12 @@ class LinearSpec:
         return self.gate != "none" or self.kept is not None
 
     @property
+    def gates_apart(self) -> bool:
+        """Have factors of gates warps of their own, beside the producer? Those of the scores are what others wait for;
+        with the delta rule and second operands they have more to do with these numbers, and there are no registers."""
+        return self.gated and not self.delta and self.second is None
+
+    @property
     def scored(self) -> bool:
         """Are there outputs of a chunk's own tokens?"""
         return self.queried and not self.others and not (self.second == "pair" and self.dot)

@@ -51,6 +51,7 @@ class Gate:
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
         self.kept = spec.kept is not None
+        self.apart = spec.gates_apart
         self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
@@ -65,15 +66,21 @@ class Gate:
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
-        """(this lane's numbers of the first chunk (see `ahead`); row and column sums; with Mamba-2 what columns are
-        multiplied by; beta of what was kept)."""
+        """(this lane's numbers of the first chunk, None where they are apart; row and column sums; with Mamba-2 what
+        columns are multiplied by; beta of what was kept)."""
         if not self.gated:
             return None
-        t, kept = self.heads.of_warp(t), None
-        mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse, heads=self.heads) if self.decays else None
-        if self.kept:
-            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, carried=False, heads=self.heads)
+        mine, kept = (None, None) if self.apart else self.first(g, t, chunk)
         return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None, kept
+
+    def first(self, g, t, chunk):
+        """A lane's numbers of the first chunk, which are on their way (see `ahead`): gates, beta of what was kept."""
+        t, mine, kept = self.heads.of_warp(t), None, None
+        if self.decays:
+            mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse, heads=self.heads)
+        if self.kept:
+            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, self.apart, self.heads)
+        return mine, kept
 
     def numbers(self, g) -> cute.Tensor:
         """(B, S, HO): logarithms of decays, with Mamba-2 its dt."""
@@ -85,25 +92,31 @@ class Gate:
 
     @cute.jit
     def factors(self, g, t, chunk, place, gates):
-        """A chunk's to shared memory, by the first warp of each head. place: (shared memory, the warp's stage)."""
-        if const_expr(self.gated):
+        """A chunk's to shared memory, by the first warp of each head, where they are not apart. place: (shared memory,
+        the warp's stage)."""
+        if const_expr(self.gated and not self.apart):
             if self.heads.makes_factors():
-                self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, gates), *place)
+                self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, (gates[0], gates[4])), *place)
 
-    def logs(self, g, t, chunk, gates):
+    def logs(self, g, t, chunk, numbers):
         """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too, or what kept ones are times."""
+        gates, kept = numbers
         if self.ssd:
-            return self.ssd.steps(g, t, chunk, gates[0].found)
-        x = [gates[0].found[e] * tk.LOG2E for e in range(2)] if self.decays else [Float32(0.0)] * 2
+            return self.ssd.steps(g, t, chunk, gates.found)
+        x = [gates.found[e] * tk.LOG2E for e in range(2)] if self.decays else [Float32(0.0)] * 2
         found = [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]
-        return found + [of_kept(Float32(gates[4].found[e])) for e in range(2)] if self.kept else found
+        return found + [of_kept(Float32(kept.found[e])) for e in range(2)] if self.kept else found
 
     def ask(self, g, t, chunk, gates):
-        """The gates of the chunk that follows are on their way."""
-        if self.gated:
-            for mine in (gates[0], gates[4]):
-                if mine is not None:
-                    ahead.follow(mine, g, self.heads.of_warp(t), chunk, self.heads)
+        """The gates of the chunk that follows are on their way, where they are not apart."""
+        if self.gated and not self.apart:
+            self.follow(g, t, chunk, (gates[0], gates[4]))
+
+    def follow(self, g, t, chunk, numbers):
+        """The numbers of the chunk that follows are on their way."""
+        for mine in numbers:
+            if mine is not None:
+                ahead.follow(mine, g, self.heads.of_warp(t), chunk, self.heads)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""

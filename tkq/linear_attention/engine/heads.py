@@ -6,11 +6,12 @@ import tkq.tile as tk
 
 class Heads:
     """A block has one head, or two neighbouring ones that share one of q and k: then each has a warpgroup of the state,
-    with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp of the
-    scores' warpgroup makes for each head. A stage of the scores has a place for each."""
+    with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
+    for each head. A stage of the scores has a place for each."""
 
-    def __init__(self, count: int):
-        self.count, self.places = count, 2 * count
+    def __init__(self, count: int, first: int = 0):
+        """first: of a warpgroup's warps, the one that makes factors of the block's first head."""
+        self.count, self.places, self.warp = count, 2 * count, first
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""
@@ -27,13 +28,17 @@ class Heads:
         return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
 
     def makes_factors(self):
-        """Is this one of the scores' warps that do?"""
-        warp = tk.warp_id() % 4
-        return warp == 0 if self.count == 1 else warp < self.count
+        """Is this one of the warps that do?"""
+        warp = tk.warp_id() % 4 - self.warp
+        return warp == 0 if self.count == 1 else (warp >= 0) & (warp < self.count)
 
     def of_warp(self, t):
-        """The task as the scores' warps have it that make factors."""
-        return t if self.count == 1 else replace(t, head=t.head + tk.warp_id() % 4 % self.count)
+        """The task as the warps have it that make factors."""
+        return t if self.count == 1 else replace(t, head=t.head + self.head_of_warp())
+
+    def head_of_warp(self):
+        """Which of the block's heads is this warp's."""
+        return (tk.warp_id() + (4 - self.warp)) % 4 % self.count
 
     def place(self, scores, head):
         """Where the present stage of scores, a ring, has what is of a head. The ring is asked for its stage each time:
@@ -41,8 +46,8 @@ class Heads:
         return scores.stage if self.count == 1 else self.count * scores.stage + head
 
     def place_of_warp(self, scores):
-        """Likewise, of the head for which one of the scores' warps makes factors."""
-        return scores.stage if self.count == 1 else self.place(scores, tk.warp_id() % 4 % self.count)
+        """Likewise, of the head for which a warp makes factors."""
+        return scores.stage if self.count == 1 else self.place(scores, self.head_of_warp())
 
 
 ONE = Heads(1)
