@@ -3,8 +3,8 @@
 import torch
 
 from tkq.linear_attention.blocks.pairs import EDGE
-from tkq.linear_attention.channels.bounded.reach import AT_ONCE, SLACK
 from tkq.linear_attention.channels.bounded.config import MOST_REACHED
+from tkq.linear_attention.channels.bounded.reach import AT_ONCE, SLACK
 from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.split.reach import NOTHING
 

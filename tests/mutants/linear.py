@@ -304,15 +304,22 @@ MUTANTS = (
          pressed("reads-delta_neighbours")),
         ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF, ASKED_LATE)),
     *family(
+        "linear", "tkq/linear_attention/engine/factors.py",
+        ("factors_of_the_chunk_before", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)",
+         "self.gate.follow(g, t, visited(t, i, reverse), numbers)", PAIRS),
+        ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
+        ("factors_that_nobody_waits_for", "tk.sync(self.barrier, tk.WARPGROUP + 32 * self.warps)", "",
+         pressed("naps-linear_pairs"))),
+    *family(
         "linear", "tkq/linear_attention/engine/heads.py",
         ("values_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
          "part=t.part - wg)", "return replace(t, head=t.head + wg, part=t.part - wg)", PAIRS),
         ("states_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
          "part=t.part - wg)", "return replace(t, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)", PAIRS),
-        ("gates_of_the_first_head", "return t if self.count == 1 else replace(t, head=t.head + tk.warp_id() % 4 % "
-         "self.count)", "return t", PAIRS),
-        ("factors_of_the_first_head_alone", "return warp == 0 if self.count == 1 else warp < self.count",
-         "return warp == 0", PAIRS),
+        ("gates_of_the_first_head", "return t if self.count == 1 else replace(t, head=t.head + self.head_of_warp())",
+         "return t", PAIRS),
+        ("factors_of_the_first_head_alone", "return (tk.warp_id() + (4 - self.warp)) % 4 % self.count",
+         "return (tk.warp_id() + (5 - self.warp)) % 4 % self.count * 0", PAIRS),
         ("scores_of_the_first_head", "return scores.stage if self.count == 1 else self.count * scores.stage + head",
          "return scores.stage if self.count == 1 else self.count * scores.stage + 0 * head", PAIRS)),
     *family(

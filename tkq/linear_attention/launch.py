@@ -60,7 +60,8 @@ class Given(NamedTuple):
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
     or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; without
-    a part (B, N - 1, HO), of N segments of each sequence, as `walks.walk.Walks` takes it; or None. halves: reach and transfers are those of each half of a segment."""
+    a part (B, N - 1, HO), of N segments of each sequence, as `walks.walk.Walks` takes it; or None. halves:
+    reach and transfers are those of each half of a segment."""
 
     q: Tensor
     k: Tensor
@@ -209,8 +210,8 @@ def start(given: Given, scale: float) -> tuple:
         beta = beta if given.kept is None else given.kept
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2, inverse, given.less, _reach_of(given)), scale,
-                                  of_steps)
+                                      decays, given.q2, given.k2, given.v2, inverse, given.less,
+                                      _reach_of(given)), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:

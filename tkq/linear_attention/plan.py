@@ -6,6 +6,7 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
+OF_PAIRS = 40, 104, 184  # registers: the producer's warpgroup makes what gates are for, too
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
@@ -27,7 +28,7 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     rest = (scores + groups + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
-    return LinearConfig(groups, stages, _registers(spec, groups), heads)
+    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads)
 
 
 def paired(spec: LinearSpec) -> bool:
@@ -54,12 +55,9 @@ def spilled(spec: LinearSpec) -> int:
 
 
 def _registers(spec, groups):
-    """The delta rule's scores take more, where they make an inverse; and so do warps beside the producer that make
-    what gates are for."""
+    """The delta rule's scores take more, where they make an inverse."""
     if spec.head_dim > NARROW:
         return 40, 224, 240
-    if spec.gates_apart:
-        return (40, 216, 240) if groups == 1 else (40, 104, 184)
     if groups == 1:
         return 24, 232, 240
     if spec.inverse == "in":

@@ -170,8 +170,8 @@ class LinearSpec:
         if self.part == "transfers" and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
         if self.reach and (not self.delta or self.gate == "none" or (self.writes and not self._plain)):
-            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and transfers, or "
-                             f"of a batch's forward alone, with head_dim {GROUP} or {NARROW}, value_dim above {GROUP}")
+            raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and "
+                             f"transfers, or of a batch's forward alone, with head_dim {GROUP} or {NARROW}, value_dim above {GROUP}")
         if self.halves and not (self.reach and self.part == "states"):
             raise ValueError("LinearSpec: halves, allowed is with reach, of segments' states")
         if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
@@ -209,12 +209,6 @@ class LinearSpec:
     def gated(self) -> bool:
         """Does the state decay, or has a key a factor?"""
         return self.gate != "none" or self.kept is not None
-
-    @property
-    def gates_apart(self) -> bool:
-        """Have factors of gates warps of their own, beside the producer? Those of the scores are what others wait for;
-        with the delta rule and second operands they have more to do with these numbers, and there are no registers."""
-        return self.gated and not self.delta and self.second is None
 
     @property
     def scored(self) -> bool:

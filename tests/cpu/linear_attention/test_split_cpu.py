@@ -55,7 +55,8 @@ def test_every_plan():
     ((8, 80, 2048, 32, 48), dict(key_heads=1), Split(2, 1, 2)),
     ((8, 80, 2048, 64, 64), dict(), Split(1, 1)), ((8, 80, 2048, 64, 64), dict(key_heads=80), Split(1, 1)),
     ((8, 15, 2048, 64, 64), dict(key_heads=5), Split(1, 1)), ((8, 80, 2048, 64, 80), dict(key_heads=1), Split(2, 1)),
-    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(1, 1)),  # 320 pairs would take three waves
+    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((4, 80, 4096, 128, 64), dict(key_heads=1), Split(1, 1)),  # three waves, which are shorter than two of pairs
     ((2, 80, 8192, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
     ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 144, 64), dict(key_heads=1), Split(1, 1)),
@@ -309,7 +310,7 @@ def test_walks_of_the_delta_rule(states, dtype):
 
 
 def test_walks_are_planned_as_time_says():
-    """Where all blocks have an SM each; more reaching chunks, or a shorter sequence, are no reason for more segments."""
+    """Where all blocks have an SM each; more chunks that reach, or a shorter sequence, are no reason for more."""
     for B, H, S in itertools.product((1, 2, 3), (8, 16, 32, 48), (64, 2048, 2560, 8192, 1 << 18)):
         counts = [segments(Walked(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
         assert counts == sorted(counts, reverse=True) and (counts[0] == 1 or counts[0] * B * H <= 132)

@@ -45,7 +45,7 @@ def test_segments(S, count, K, V):
     exact, peer = check(made, given, 0.1)
     assert torch.equal(made.o[:, :, KEEPS], whole.o[:, :, KEEPS])
     assert torch.equal(made.state[:, KEEPS], whole.state[:, KEEPS])
-    edge = 64 * -(-(-(-S // 64)) // count)
+    edge = 64 * math.ceil(math.ceil(S / 64) / count)
     assert torch.equal(made.o[:, :edge], whole.o[:, :edge])
     for first in range(edge, S - 64, edge):  # where a state that is not there would show
         assert_2x(*(x.o[:, first:first + 64] for x in (made, exact, peer)), what=f"o behind {first}")

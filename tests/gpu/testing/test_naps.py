@@ -19,7 +19,7 @@ LOADED = (
     "attention_wide", "attention_wide_backward", "backward_helper_warps", "backward_of_one_task", "backward_wide",
     "backward_in_order", "backward_ordered", "backward_seamless", "gemm", "gemm_long", "gemm_not_held",
     "gemm_small_m", "fp8", "fp8_not_overlapped", "fp8_promoted", "fp8_blocks", "fp8_small_m", "fp8_small_m_blocks",
-    "grouped", "grouped_long", "linear", "delta", "delta_neighbours", "delta_training", "delta_wide",
+    "grouped", "grouped_long", "linear", "linear_pairs", "delta", "delta_neighbours", "delta_training", "delta_wide",
     "delta_blocks", "split", "channels", "channels_delta", "hedgehog", "hedgehog_segments", "hedgehog_window",
     "hedgehog_features", "ssd", "based", "norm_backward", "norm_backward_warps", "norm_quantised", "fft_passes",
     "split_fft_passes", "fft_heads", "mla", "mla_float8")
@@ -33,7 +33,7 @@ STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
 # Of scan and decode no mutant needs a delay: their races would be found here alone.
 EVERYDAY = {
     "naps": ("attention", "backward_helper_warps", "backward_wide", "gemm", "gemm_small_m", "fp8", "grouped_long",
-             "linear", "hedgehog", "scan", "decode", "quantize", "mla_float8", "gated", "rope",
+             "linear", "linear_pairs", "hedgehog", "scan", "decode", "quantize", "mla_float8", "gated", "rope",
              "norm_backward_cluster"),
     "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted"),
     "stores": ("backward_first",), "roles": ("backward_wide_one_p",), "barriers": ("quantize_ticketed_few",),

@@ -155,6 +155,14 @@ def linear():
     same_bits(lambda: cases.results(cases.ours, given, gradients))
 
 
+def linear_pairs():
+    """Two heads a block, whose gates have warps of their own."""
+    from tests.gpu.linear_attention import test_heads as cases
+    given = cases.forward(cases.make_ssd(2, 460, H=12, G=2, P=64, N=128, without=(), D_dims=2), cases.F32)
+    cases.check(given, 1.0)
+    same_bits(lambda: cases.launch(given._replace(heads=2), 1.0)[:2])
+
+
 def delta():
     """The delta rule likewise: corrected values and their gradients beside float64, the bits of all."""
     from tests.gpu.linear_attention import test_delta_backward as cases
@@ -376,9 +384,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, *fft.CASES, *hedgehog.CASES, *delta_rule.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held,
     gemm_wave_sync, gemm_small_m, fp8, fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks,
-    grouped, grouped_long, linear, delta, delta_wide, channels, channels_delta, packed_states, ssd, based, steps, scan,
-    norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
-    cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    grouped, grouped_long, linear, linear_pairs, delta, delta_wide, channels, channels_delta, packed_states, ssd, based,
+    steps, scan, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held,
+    softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

@@ -14,6 +14,7 @@ from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
+from tkq.linear_attention.engine.factors import Factors
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.heads import Heads
@@ -47,8 +48,8 @@ class LinearAttention:
     it is the A operand of S' Q', and values transposed are that of V' P' and V' K.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
-      factors (a warp a head)  what gates make of a chunk's tokens, beside the producer (see `LinearSpec.gates_apart`)
-      scores (a warpgroup)     Q K', factors, mask: P | P of the next chunk | ..
+      factors (a warp a head)  of two heads: what gates make of a chunk's tokens, beside the producer
+      scores (a warpgroup)     Q K', of one head factors, mask: P | P of the next chunk | ..
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
@@ -61,8 +62,9 @@ class LinearAttention:
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.heads, self.factors = Heads(config.heads, int(spec.gates_apart)), spec.gates_apart * config.heads
+        self.heads = Heads(config.heads, first=int(spec.gated and config.heads == 2))
         self.gate = Gate(spec, self.ssd, self.heads)
+        self.factors = Factors(self.gate, SCORES_BARRIER)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -167,13 +169,13 @@ class LinearAttention:
         g, batch, state, tokens = self.sequences.of_block(g, block)
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), c.registers[0], warps=1 + self.factors),
+        beside = self.factors.beside
+        tk.assign((tk.Role(lambda _: beside(self.produce, g, s, t), c.registers[0], warps=1 + self.factors.warps),
                    tk.Role(lambda _: self.make_scores(g, s, t), c.registers[1]),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), c.registers[2], n)))
         self.neighbours.end()
 
     def initialise(self, s):
-        """Counts of the pipes."""
         s.tokens.init()
         s.scores.init()
         self.neighbours.initialise(s.neighbours, self.config.groups)
@@ -184,35 +186,6 @@ class LinearAttention:
 
     @cute.jit
     def produce(self, g, s, t):
-        """A warp loads tokens; others make what gates are for, where that is apart."""
-        if const_expr(self.factors == 0):
-            self.load(g, s, t)
-        else:
-            if tk.warp_id() % 4 == 0:
-                self.load(g, s, t)
-            else:
-                self.make_factors(g, s, t)
-
-    @cute.jit
-    def make_factors(self, g, s, t):
-        """Of each chunk what gates make of its tokens, while the scores' warpgroup has the chunk before, for which it
-        waits at the barrier."""
-        out, numbers = s.scores.ring(), self.gate.first(g, t, self.order(t, 0))
-        for i in cutlass.range(t.chunks, unroll=1):
-            chunk = self.order(t, i)
-            logs = self.gate.logs(g, self.heads.of_warp(t), chunk, numbers)
-            self.gate.follow(g, t, self.order(t, i + 1), numbers)
-            s.scores.acquire_empty(out)
-            self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(out))
-            self.meet()
-            out.advance()
-
-    def meet(self):
-        """Factors are there: the scores' warpgroup and the warps that have made them."""
-        tk.sync(SCORES_BARRIER, tk.WARPGROUP + 32 * self.factors)
-
-    @cute.jit
-    def load(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, *(x for x in (g.o,) if x is not None))
         for i in cutlass.range(t.chunks, unroll=1):
@@ -250,7 +223,7 @@ class LinearAttention:
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             if const_expr(not self.spec.delta):
                 self.gate.ask(g, t, self.order(t, i + 1), gates)
-            self.meet()
+            self.factors.meet()
             for head in cutlass.range_constexpr(self.heads.count):
                 between = self.gate.between(s.gate, gates, self.heads.place(out, head))
                 tk.mma_wait(0)

@@ -20,8 +20,8 @@ NOTHING = -160.0  # as a power of 2: of numbers up to 2^10 it leaves 0 in fp32, 
 
 class Reach:
     """reach[way, b * N + n, h], of the n-th of N segments of a sequence: how many of its last chunks reach the state
-    behind it (way 0), or, where asked for, of its first ones, reversed, the state before it (way 1); `ALL` where the state at its other
-    end does, too.
+    behind it (way 0), or, where asked for, of its first ones, reversed, the state before it (way 1); `ALL` where the
+    state at its other end does, too.
 
     The delta rule makes of a state S
 
@@ -48,7 +48,8 @@ class Reach:
     @cute.jit
     def __call__(self, k: cute.Tensor, g: cute.Tensor, beta: cute.Tensor, reach: cute.Tensor, stream: cuda.CUstream):
         """k: (B, S, H, K). g, beta: (B, S, HO). reach: (1 or 2, B * N, HO)."""
-        self.kernel(k, g, beta, reach).launch(grid=[reach.shape[2], reach.shape[1], reach.shape[0]], block=[THREADS, 1, 1],
+        ways, rows, heads = reach.shape
+        self.kernel(k, g, beta, reach).launch(grid=[heads, rows, ways], block=[THREADS, 1, 1],
                                               stream=stream)
 
     @cute.kernel
