@@ -171,7 +171,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
         if self.reach and (not self.delta or self.gate == "none" or (self.writes and not self._plain)):
             raise ValueError("LinearSpec: reach, allowed is with delta and a gate, of segments' states and "
-                             f"transfers, or of a batch's forward alone, with head_dim {GROUP} or {NARROW}, value_dim above {GROUP}")
+                             f"transfers, or of a batch's forward alone, with head_dim {GROUP} or {NARROW} and "
+                             f"value_dim above {GROUP}")
         if self.halves and not (self.reach and self.part == "states"):
             raise ValueError("LinearSpec: halves, allowed is with reach, of segments' states")
         if self.part and ((self.initial, self.final) not in states or self.packed or self.pool):
