@@ -47,7 +47,7 @@ WIDE, WIDE_DELTA, WIDE_HARD, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for 
     "test_gradients_of_values_and_sums[200]"))
 CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
     "packed_sequences", "a_batch"))
-PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-310-without1]",)
+PAIRS = (f"{TESTS}test_heads.py::test_mamba2[128-64-310-without1]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name in (
