@@ -54,8 +54,8 @@ REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name 
     "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
-WALKS = tuple(f"{TESTS}test_walks.py::{name}" for name in ("test_segments[2000-3-128-128]",
-                                                            "test_segments[1537-2-64-80]"))
+WALKS, NAN_STATE = ((f"{TESTS}test_walks.py::{name}",) for name in (
+    "test_segments[2000-3-128-128-bfloat16]", "test_nan_ends_where_decays_end[state]"))
 
 MUTANTS = (
     *family(
@@ -130,8 +130,8 @@ MUTANTS = (
          "return engine.launch(given._replace(reach=reach[:, 1:]), scale)", WALKS)),
     *family(
         "linear", "tkq/linear_attention/blocks/state.py",
-        ("walks_lose_their_first_chunk", "kept = chunk >= t.kept", "kept = chunk > t.kept", WALKS),
-        ("walks_that_all_begin_with_the_first_state", "begins = t.kept == 0", "begins = t.kept >= 0", WALKS),
+        ("first_chunk_of_a_walk_is_not_stored", "kept = chunk >= t.kept", "kept = chunk > t.kept", WALKS),
+        ("walks_that_all_begin_with_the_first_state", "begins = t.kept == 0", "begins = t.kept >= 0", NAN_STATE),
         ("walks_without_a_last_state",
          "last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))",
          "last = (t.chunks > 0) & (t.first + t.chunks > cute.ceil_div(g.tokens, CHUNK))", WALKS)),
@@ -308,7 +308,7 @@ MUTANTS = (
         ("factors_of_the_chunk_before", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)",
          "self.gate.follow(g, t, visited(t, i, reverse), numbers)", PAIRS),
         ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
-        ("factors_that_nobody_waits_for", "tk.sync(self.barrier, tk.WARPGROUP + 32 * self.warps)", "",
+        ("factors_not_waited_for", "tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",
@@ -318,8 +318,8 @@ MUTANTS = (
          "part=t.part - wg)", "return replace(t, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)", PAIRS),
         ("gates_of_the_first_head", "return t if self.count == 1 else replace(t, head=t.head + self.head_of_warp())",
          "return t", PAIRS),
-        ("factors_of_the_first_head_alone", "return (tk.warp_id() + (4 - self.warp)) % 4 % self.count",
-         "return (tk.warp_id() + (5 - self.warp)) % 4 % self.count * 0", PAIRS),
+        ("factors_of_the_first_head_alone", "return (tk.warp_id() % 4 - FACTORS) % self.count",
+         "return tk.warp_id() * 0", PAIRS),
         ("scores_of_the_first_head", "return scores.stage if self.count == 1 else self.count * scores.stage + head",
          "return scores.stage if self.count == 1 else self.count * scores.stage + 0 * head", PAIRS)),
     *family(

@@ -95,9 +95,9 @@ def _pairs():
     for name, spec in (*_ssd(), *_of_sizes()):
         if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
             yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
-    for gate in GATES:
-        spec = LinearSpec("bf16", 64, 64, gate, reverse=True)
-        yield Shipped(f"linear_attn_dv-bf16-k64-v64-{gate}-pairs", recipe(spec, heads=2), expectation(spec, 2))
+    for K, gate in itertools.product(SIZES, GATES):
+        spec = LinearSpec("bf16", K, 64, gate, reverse=True)
+        yield Shipped(f"linear_attn_dv-bf16-k{K}-v64-{gate}-pairs", recipe(spec, heads=2), expectation(spec, 2))
 
 
 def _packed_ssd():
@@ -194,7 +194,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each: where
-    sequences are packed or segments have outputs a thread may spill up to four numbers."""
+    sequences are packed, segments have outputs or are walked, a thread may spill up to four numbers."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
         back = (spec.writes + spec.head_dim // 64) * spec.reverse
@@ -203,7 +203,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
                            local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse)
-                           + 16 * (spec.part == "outputs") + 24 * spec.walks)
+                           + 16 * (spec.part == "outputs") + (20 if spec.final else 4) * spec.walks)
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

@@ -197,13 +197,13 @@ class LinearSpec:
 
     @property
     def _plain(self):
-        """Is it of a batch, forward, and by blocks, without a part?"""
+        """Is it a batch's forward by blocks, of whole sequences?"""
         others = self.reverse or self.updates or self.part or self.packed or self.pool or self.checkpoints
         return not (others or self.inverse) and self.head_dim in (GROUP, NARROW) and self.value_dim > GROUP
 
     @property
     def walks(self) -> bool:
-        """Do gates say where segments of sequences begin?"""
+        """Does a launch that writes outputs take `reach` (see `walks.walk.Walks`)?"""
         return self.reach and self.writes
 
     @property

@@ -319,7 +319,9 @@ def test_walks_are_planned_as_time_says():
 
 
 @pytest.mark.parametrize("more", [dict(gate="none"), dict(delta=None), dict(updates=True, inverse="out"),
-                                  dict(packed="int32"), dict(value_dim=64), dict(checkpoints="fp32")])
+                                  dict(packed="int32"), dict(value_dim=64), dict(checkpoints="fp32"),
+                                  dict(pool="int32", initial="fp32", final="fp32"), dict(head_dim=96),
+                                  dict(part="outputs", initial="fp32", inverse="in")])
 def test_what_is_not_walked(more):
     with pytest.raises(ValueError, match="LinearSpec: reach, allowed is with delta and a gate"):
         LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32", reach=True) | more)
@@ -370,8 +372,8 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
                                            "walks"))
 @pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
 def test_kernels_of_segments(name, machine_code):
-    """No spills, but a few numbers of outputs by blocks; states alone load no queries and store nothing by TMA but
-    inverses."""
+    """No spills, but a few numbers of outputs by blocks and of walks; states alone load no queries and store nothing
+    by TMA but inverses."""
     sass.assert_sass(machine_code, expectation(KERNELS[name]))
 
 

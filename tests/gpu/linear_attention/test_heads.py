@@ -30,12 +30,13 @@ def check(given, scale=0.125):
             assert_2x(mine, want, theirs, ulps=ulps, bias_ulps=bias_of_one_sign(want, theirs, ulps), what="state")
 
 
-@pytest.mark.parametrize("S, gate, reverse", [(1, "token", False), (65, "token", True), (310, "token", False),
-                                              *(pytest.param(*each, marks=pytest.mark.slow) for each in (
-                                                  (310, "head", False), (130, "none", True)))])
-def test_linear_attention(S, gate, reverse):
-    q, k, v, g = make(2, S, 2, 8, 64, 64, gate)
-    check(Given(q, k, v, g, initial=state_of(v), final=F32, reverse=reverse))
+@pytest.mark.parametrize("S, gate, reverse, K", [
+    (1, "token", False, 64), (65, "token", True, 128), (310, "token", False, 64),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (310, "head", False, 112), (65, "token", True, 64), (130, "none", True, 64)))])
+def test_linear_attention(S, gate, reverse, K):
+    q, k, v, g = make(2, S, 2, 8, K, 64, gate)
+    check(Given(q, k, v, g, initial=state_of(v, K), final=F32, reverse=reverse))
 
 
 @pytest.mark.parametrize("N, P, S, without", [

@@ -15,6 +15,7 @@ from tkq.linear_attention.config import ALL
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split import launch as split_launch
 from tkq.linear_attention.split.launch import in_walks, reach_of
+from tkq.runtime.device import arch
 from tkq.testing import assert_2x
 
 F32 = torch.float32
@@ -31,12 +32,16 @@ def check(made, given, scale):
     return exact, peer
 
 
-@pytest.mark.parametrize("S, count, K, V", [(2000, 3, 128, 128), (1537, 2, 64, 80),
-                                            pytest.param(4095, 7, 128, 176, marks=pytest.mark.slow)])
-def test_segments(S, count, K, V):
-    """Heads do not decide for each other. What begins with its sequence has the bits of a whole one."""
+@pytest.mark.parametrize("S, count, K, V, dtype", [
+    (2000, 3, 128, 128, "bfloat16"), (1537, 2, 64, 80, "float16"),
+    pytest.param(4095, 7, 128, 176, "bfloat16", marks=pytest.mark.slow)])
+def test_segments(S, count, K, V, dtype):
+    """Heads do not decide for each other, nor segments. What begins with its sequence has the bits of a whole one."""
     q, k, v, g, beta = of_all_kinds(2, S, 4, K, V)
-    given = Given(q, k, v, g, beta, state_of(v, K), F32)
+    g[..., RESETS] *= 0.02
+    g[:, S // 2:S // 2 + 2, RESETS] = -120.0  # two of them leave nothing: the segment behind begins there
+    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
+    given = Given(q, k, v, g, beta, state_of(v, K, F32 if dtype == "bfloat16" else torch.bfloat16), F32)
     ends = (reach_of(given._replace(segments=count), 1)[0] == ALL).view(2, count, 4)
     assert ends[..., KEEPS].all() and not ends[:, :-1, FORGETS].any()
     whole = engine.launch(given, 0.1)
@@ -84,6 +89,7 @@ def test_nan_ends_where_decays_end(where):
 
 def test_a_call_of_two_long_sequences(monkeypatch):
     """As a program makes it: in segments, with the results of float64, in a graph, too; bfloat16 beta."""
+    assert arch.num_sms(torch.device("cuda")) >= 128
     seen, run = [], split_launch.in_walks
     monkeypatch.setattr(split_launch, "in_walks", lambda *given: seen.append(given[2]) or run(*given))
     q, k, v, g, beta = of_all_kinds(2, 2560, 32, 128, 128)
@@ -93,6 +99,9 @@ def test_a_call_of_two_long_sequences(monkeypatch):
     assert seen == [2]
     few = [x[:, :, :4 * x.shape[2] // 32] for x in (q, k, v, g, beta)]
     check(split_launch.Made(o[:, :, :4], state[:, :4], None), Given(*few, initial[:, :4], F32), 128**-0.5)
+    v_first = tkq.gated_delta_rule(q, k, v, g, beta, initial_state=initial.mT.contiguous(), output_final_state=True,
+                                   state_v_first=True)
+    assert seen == [2, 2] and torch.equal(v_first[0], o) and torch.equal(v_first[1], state.mT)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = tkq.gated_delta_rule(q, k, v, g, beta, initial_state=initial, output_final_state=True)

@@ -79,7 +79,7 @@ class BlockState:
 
     @cute.jit
     def last_state(self, g, t, state: tk.RegTile, row0):
-        """Where segments are walked, by the block that has the last one."""
+        """Store the final state; of walks the block does that has the last chunk."""
         last = True
         if const_expr(self.spec.walks):
             last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))

@@ -9,20 +9,20 @@ import tkq.tile as tk
 from tkq.linear_attention.engine.segmented import visited
 
 
-class Factors:
-    """A warp makes a chunk's factors while the scores' warpgroup, which makes those of one head itself, has the chunk
-    before. Where a block has two heads it would make all others wait for both: there each has a warp beside the
-    producer. They meet once a chunk, when its factors are there."""
+class FactorWarps:
+    """With two heads a block's scores would wait for the factors of both. So each head has a warp beside the producer
+    that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
+    there factors are handed over."""
 
     def __init__(self, gate: Any, barrier: int):
-        """barrier: named, where they meet."""
+        """barrier: its number. count: of these warps; 0 where the scores' first warp makes the factors."""
         self.gate, self.heads, self.barrier = gate, gate.heads, barrier
-        self.warps = gate.apart * gate.heads.count
+        self.count = gate.own_warps * gate.heads.count
 
     @cute.jit
     def beside(self, produce: Constexpr, g, s, t):
-        """A warp runs `produce`, the others make factors."""
-        if const_expr(self.warps == 0):
+        """The first warp runs `produce`, the others make factors."""
+        if const_expr(self.count == 0):
             produce(g, s, t)
         else:
             if tk.warp_id() % 4 == 0:
@@ -44,5 +44,5 @@ class Factors:
             room.advance()
 
     def meet(self):
-        """The scores' warpgroup, and the warps that have made factors."""
-        tk.sync(self.barrier, tk.WARPGROUP + 32 * self.warps)
+        """A chunk's factors are there: all that share the barrier."""
+        tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)

@@ -51,7 +51,7 @@ class Gate:
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
         self.kept = spec.kept is not None
-        self.apart = heads.warp > 0  # are factors made by other warps than the scores'?
+        self.own_warps = self.gated and heads.count == 2  # for factors, beside the producer
         self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
@@ -63,14 +63,14 @@ class Gate:
         return GateShared(*[al.vector(CHUNK, stages) for _ in range(3)], al.vector(4, stages),
                           *(al.vector(CHUNK, stages) if there else None for there in some))
 
-    # ---- the scores' warpgroup -----------------------------------------------------------------
+    # ---- the scores' warpgroup, or, of two heads, warps for factors ----------------------------
 
     def begin(self, g, t, chunk):
-        """(this lane's numbers of the first chunk, None where they are apart; row and column sums; with Mamba-2 what
-        columns are multiplied by; beta of what was kept)."""
+        """(this lane's numbers of the first chunk, None where other warps have them; row and column sums; with Mamba-2
+        what columns are multiplied by; beta of what was kept)."""
         if not self.gated:
             return None
-        mine, kept = (None, None) if self.apart else self.first(g, t, chunk)
+        mine, kept = (None, None) if self.own_warps else self.first(g, t, chunk)
         return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None, kept
 
     def first(self, g, t, chunk):
@@ -79,7 +79,7 @@ class Gate:
         if self.decays:
             mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse, heads=self.heads)
         if self.kept:
-            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, self.apart, self.heads)
+            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, carried=False, heads=self.heads)
         return mine, kept
 
     def numbers(self, g) -> cute.Tensor:
@@ -92,9 +92,9 @@ class Gate:
 
     @cute.jit
     def factors(self, g, t, chunk, place, gates):
-        """A chunk's to shared memory, by the first warp of each head, where they are not apart. place: (shared memory,
-        the warp's stage)."""
-        if const_expr(self.gated and not self.apart):
+        """A chunk's to shared memory, by the scores' first warp, where factors have no warps of their own. place:
+        (shared memory, the warp's stage)."""
+        if const_expr(self.gated and not self.own_warps):
             if self.heads.makes_factors():
                 self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, (gates[0], gates[4])), *place)
 
@@ -108,8 +108,8 @@ class Gate:
         return found + [of_kept(Float32(kept.found[e])) for e in range(2)] if self.kept else found
 
     def ask(self, g, t, chunk, gates):
-        """The gates of the chunk that follows are on their way, where they are not apart."""
-        if self.gated and not self.apart:
+        """The gates of the chunk that follows are on their way, where factors have no warps of their own."""
+        if self.gated and not self.own_warps:
             self.follow(g, t, chunk, (gates[0], gates[4]))
 
     def follow(self, g, t, chunk, numbers):

@@ -3,15 +3,16 @@ from dataclasses import replace
 
 import tkq.tile as tk
 
+FACTORS = 1  # the first of the warps beside the producer that make factors, of a warpgroup
+
 
 class Heads:
     """A block has one head, or two neighbouring ones that share one of q and k: then each has a warpgroup of the state,
     with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
     for each head. A stage of the scores has a place for each."""
 
-    def __init__(self, count: int, first: int = 0):
-        """first: of a warpgroup's warps, the one that makes factors of the block's first head."""
-        self.count, self.places, self.warp = count, 2 * count, first
+    def __init__(self, count: int):
+        self.count, self.places = count, 2 * count
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""
@@ -28,9 +29,9 @@ class Heads:
         return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
 
     def makes_factors(self):
-        """Is this one of the warps that do?"""
-        warp = tk.warp_id() % 4 - self.warp
-        return warp == 0 if self.count == 1 else (warp >= 0) & (warp < self.count)
+        """Is this one of the warps that do? Of one head it is the scores' first one, of two those from `FACTORS` on."""
+        warp = tk.warp_id() % 4
+        return warp == 0 if self.count == 1 else (warp >= FACTORS) & (warp < FACTORS + self.count)
 
     def of_warp(self, t):
         """The task as the warps have it that make factors."""
@@ -38,7 +39,7 @@ class Heads:
 
     def head_of_warp(self):
         """Which of the block's heads is this warp's."""
-        return (tk.warp_id() + (4 - self.warp)) % 4 % self.count
+        return (tk.warp_id() % 4 - FACTORS) % self.count
 
     def place(self, scores, head):
         """Where the present stage of scores, a ring, has what is of a head. The ring is asked for its stage each time:

@@ -14,7 +14,7 @@ from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
-from tkq.linear_attention.engine.factors import Factors
+from tkq.linear_attention.engine.factors import FactorWarps
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.heads import Heads
@@ -48,7 +48,7 @@ class LinearAttention:
     it is the A operand of S' Q', and values transposed are that of V' P' and V' K.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
-      factors (a warp a head)  of two heads: what gates make of a chunk's tokens, beside the producer
+      factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
       scores (a warpgroup)     Q K', of one head factors, mask: P | P of the next chunk | ..
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
@@ -62,9 +62,9 @@ class LinearAttention:
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.heads = Heads(config.heads, first=int(spec.gated and config.heads == 2))
+        self.heads = Heads(config.heads)
         self.gate = Gate(spec, self.ssd, self.heads)
-        self.factors = Factors(self.gate, SCORES_BARRIER)
+        self.factors = FactorWarps(self.gate, SCORES_BARRIER)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -141,9 +141,8 @@ class LinearAttention:
             heads_per_x=x_heads, ssd=ssd, cu=operands.cu, state_indices=operands.state_indices,
             checkpoints=operands.checkpoints, every=operands.every, decays=operands.decays, q2=q2, k2=k2, v2=v2,
             inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less, reach=operands.reach)
-        parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
-        blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
-        self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],
+        parts, blocks = -(-self.segmented.columns // (CHUNK * c.groups // c.heads)), at.blocks(operands.q, operands.cu)
+        self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), self.segmented.blocks(operands, blocks)],
                               block=[tk.WARPGROUP * (c.groups + 2), 1, 1], cluster=self.neighbours.launched(),
                               stream=stream, min_blocks_per_mp=1)
 
@@ -169,13 +168,14 @@ class LinearAttention:
         g, batch, state, tokens = self.sequences.of_block(g, block)
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
-        beside = self.factors.beside
-        tk.assign((tk.Role(lambda _: beside(self.produce, g, s, t), c.registers[0], warps=1 + self.factors.warps),
-                   tk.Role(lambda _: self.make_scores(g, s, t), c.registers[1]),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), c.registers[2], n)))
+        (few, some, many), factors = c.registers, self.factors
+        tk.assign((tk.Role(lambda _: factors.beside(self.produce, g, s, t), few, warps=1 + factors.count),
+                   tk.Role(lambda _: self.make_scores(g, s, t), some),
+                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
         self.neighbours.end()
 
     def initialise(self, s):
+        """Counts of the pipes."""
         s.tokens.init()
         s.scores.init()
         self.neighbours.initialise(s.neighbours, self.config.groups)
@@ -211,7 +211,7 @@ class LinearAttention:
 
     @cute.jit
     def make_scores(self, g, s, t):
-        """P of each chunk, and beside it what decays."""
+        """P of each chunk, and beside it, of one head, what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))

@@ -30,7 +30,7 @@ class SsdOperands(NamedTuple):
 
 
 class Ssd:
-    """With d = clamp(softplus(dt + bias)) of each token, made by the scores' warpgroup, in fp32:
+    """With d = clamp(softplus(dt + bias)) of each token, made with the gates' factors, in fp32:
 
         g = d A,  and what a token adds to the state is k (d v)'
         o = (o + D v) silu(z)
@@ -75,7 +75,7 @@ class Ssd:
 
     @cute.jit
     def steps(self, g, t, chunk, now: cute.Tensor):
-        """Of two tokens a lane of the first warp, which makes the chunk's factors, from their dt: gates in powers of 2,
+        """Of two tokens a lane of the warp that makes the chunk's factors, from their dt: gates in powers of 2,
         then d; 0 past the end. NaN stays NaN."""
         ssd, o = self.ssd, g.ssd
         found = cute.make_rmem_tensor((4,), Float32)

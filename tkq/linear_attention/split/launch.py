@@ -83,8 +83,8 @@ def _by_gates(given):
 
 
 def walks_of(given: Given, how: Split) -> int:
-    """Into how many segments each sequence is cut whose blocks begin where gates let them: of the delta rule's forward
-    without gradients, where it is left whole otherwise. A head that never forgets is gone through by one block."""
+    """Segments of each sequence, by walks: of the delta rule's forward without gradients, where `how` leaves it whole.
+    A head that never forgets is gone through by one block."""
     whole = given.cu is given.state_indices is given.checkpoint_every is None and not given.updates
     if how.segments > 1 or not (whole and given.v.numel() and _by_gates(given)):
         return 1

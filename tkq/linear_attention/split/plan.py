@@ -99,7 +99,7 @@ BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
 WAITS = 8  # for what a state gives for keys before it is solved, where inverses are given
 PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where there are no outputs
-SECOND_HEAD = 1.5  # for each 64 of K: what a block's second head has to wait for, by measurement
+SECOND_HEAD = 1.5  # for each 64 of K: what a second head takes (bench/results/h200/tuning/mamba2_pairs.json)
 REACHED = 8  # chunks: as many as a decay of 2^-0.32 a token lets reach the end (see `reach.NOTHING`)
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 

@@ -1,4 +1,4 @@
-"""Into how many segments sequences are cut that gates part. From sizes alone."""
+"""Into how many segments sequences are cut where gates forget. From sizes alone."""
 from __future__ import annotations
 
 from typing import NamedTuple

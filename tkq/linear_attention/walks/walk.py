@@ -1,4 +1,4 @@
-"""Which chunks a block goes through, where a sequence is cut in segments that gates part."""
+"""Which chunks a block goes through, of a sequence that is cut where gates forget."""
 from typing import Any, NamedTuple
 
 import cutlass
@@ -22,7 +22,8 @@ class Walks:
     behind it reach them (see `split.reach.Reach` and `channels.bounded.reach.BoundedReach`): the block of segment n
     begins with nothing, as many chunks in front of it as reach the state that the segment begins with. What these leave
     of a state before them is less than rounding leaves. Where ALL do, the block of the segment before goes
-    on to this one, and this one's has nothing to do: the same chunks in the same order as of a whole sequence."""
+    on to this one, and this one's has nothing to do: the same chunks in the same order as of a whole sequence. No
+    segment is without a chunk."""
 
     def __init__(self, there: bool):
         self.there = there
