@@ -16,6 +16,7 @@ import gc
 import os
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -32,6 +33,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()
 _left_out = pytest.StashKey[str]()  # why the GPU suite is not looked at
+_logs = pytest.StashKey[object]()  # pytest's plugin that keeps them
 
 
 def pytest_addoption(parser):
@@ -84,6 +86,30 @@ def pytest_collection(session):
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)
         gc.enable()
+
+
+def pytest_collection_finish(session):
+    """Logs are kept for those tests that ask for them: pytest hangs a handler on each logger of PyTorch three times a
+    test and takes it off again, which is a quarter of what it takes to run a short one.
+
+    For a log of its own torch.compile takes the time of each graph's guards, behind a flush of the processor's
+    caches: 21 ms a graph, and what others had in them."""
+    session.config.stash[_logs] = session.config.pluginmanager.unregister(name="logging-plugin")
+    guards = sys.modules.get("torch._dynamo.guards")
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *_: 0.0
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    plugins, logs = item.config.pluginmanager, item.config.stash[_logs]
+    if logs is None or "caplog" not in item.fixturenames:
+        return (yield)
+    plugins.register(logs, "logging-plugin")
+    try:
+        return (yield)
+    finally:
+        plugins.unregister(logs)
 
 
 def pytest_ignore_collect(collection_path, config):

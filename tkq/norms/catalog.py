@@ -97,7 +97,7 @@ def quantised() -> list:
 
 
 QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
-         "layernorm-bf16-n262144-wbf16-row-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
+         "layernorm-fp32-n7-wfp32-bfp32-v1",
          "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
          "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-1x128-v8",
          "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-1x128-v1",

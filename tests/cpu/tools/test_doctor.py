@@ -165,8 +165,10 @@ def test_compile_reports_and_judges(capsys, two_kernels):
 
 
 def test_compile_in_processes(capsys, two_kernels, tmp_path):
-    assert command.main(["compile", "--all", "--jobs", "2"]) == 0
-    assert "2 of them compiled now" in capsys.readouterr().out
+    """One of which compiles, while the other finds what this one has compiled."""
+    assert command.main(["compile", "good"]) == 0 == command.main(["compile", "--all", "--jobs", "2"])
+    out = capsys.readouterr().out
+    assert "scale_good: in the cache" in out and "scale_bad: compiled" in out and "2 kernels, 1 of them" in out
     assert len(list((tmp_path / "cache").glob("kernels_for_tests-*.*o"))) == 2
 
 

@@ -1,5 +1,6 @@
 """CPU tensors that pose as a GPU's, and kernels that are notes: what a call would launch, where there is no GPU."""
 import contextlib
+import functools
 import importlib
 import pkgutil
 import sys
@@ -31,9 +32,7 @@ def launches():
         scratch = torch.zeros(4096, dtype=torch.int32)
         patched.setattr(counters, "counter", lambda index: scratch[:1])
         patched.setattr(counters, "with_scratch", lambda index, size: scratch[:size])
-        for module in pkgutil.walk_packages(tkq.__path__, "tkq."):  # or one would find the notes and keep them
-            if module.name.endswith("ops"):
-                importlib.import_module(module.name)
+        _import_ops()  # or one would find the notes and keep them
         real = build.function
         for name, module in list(sys.modules.items()):
             if name.startswith("tkq"):
@@ -48,6 +47,13 @@ def launches():
             yield seen
         finally:
             _forget()
+
+
+@functools.cache
+def _import_ops():
+    for module in pkgutil.walk_packages(tkq.__path__, "tkq."):
+        if module.name.endswith("ops"):
+            importlib.import_module(module.name)
 
 
 def _forget():

@@ -29,7 +29,8 @@ import {imports}
 
 def served():
     import gc, json
-    gc.freeze()  # no program's garbage collector looks at what all of them share
+    gc.freeze()  # no program's garbage collector looks at what all of them share, and none as often as Python has it
+    gc.set_threshold(50_000, 20, 100)
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), open(os.devnull, "w")
     for line in sys.stdin:
         asked = json.loads(line)

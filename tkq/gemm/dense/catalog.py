@@ -23,9 +23,9 @@ EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "c": Epilogue(residual=True, residual_pairs=True),
     "all_silu": Epilogue("silu", bias="fp32", residual=True, residual_pairs=True, alpha=True, beta=True),
 }
-QUICK = ("bias_gelu", "swiglu")
-QUICK_PLAIN = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(a_major="m", store="rows"),
-               GemmSpec(a_major="m", accumulate=True))
+QUICK = ("bias_gelu", TILES[3]), ("swiglu", TILES[0])
+# of B with contiguous K that which keeps pace is quick: it has the other's code and a wait besides
+QUICK_PLAIN = GemmSpec(), GemmSpec(a_major="m", store="rows"), GemmSpec(a_major="m", accumulate=True)
 
 
 def expectation(spec: GemmSpec, config: Config) -> Expectation:
@@ -88,7 +88,7 @@ def _epilogues():
         spec = GemmSpec(out=out, b_major="k", epilogue=epilogue)
         if wide_residual(spec) and tile.n == 256:
             continue
-        quick = name in QUICK and out == "bf16" and tile is TILES[0]
+        quick = (name, tile) in QUICK and out == "bf16"
         yield _dense(spec, configure(tile, spec), name, quick)
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])

@@ -15,6 +15,7 @@ all versions of Python whose syntax trees are: fields that a version adds count 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 import warnings
@@ -46,8 +47,9 @@ def digest(files: list, traced: bool = True) -> str:
     return _sha256(repr([(one.name, _sha256(one.text(unread))) for one in files]).encode())
 
 
+@functools.cache
 def read(name: str, data: bytes, own: bool) -> Read:
-    """A file. own: may its annotations and unread fields be left out; is it tkq's?"""
+    """A file. own: may its annotations and unread fields be left out; is it tkq's? The same text is parsed once."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the module's import gives them

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers.process import forked
+from tests.helpers.process import forked, fresh
 from tkq.runtime.call import dispatch, replay
 from tkq.runtime.compile import build, keys
 from tkq.runtime.compile.cache import Cache, private_folder
@@ -97,8 +97,7 @@ assert not any(forked.ended(*child) for child in children)
 @pytest.mark.parametrize("pauses", [(0.02, 0.1), pytest.param((0.0, *[0.05] * 9), marks=pytest.mark.slow)])
 def test_while_the_dsl_compiles_its_first_kernel(pauses):
     """It imports modules then: a child forked meanwhile would wait for ever for their locks."""
-    done = subprocess.run([sys.executable, "-c", FIRST % (pauses,)], capture_output=True, text=True, timeout=90,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    done = fresh.run(FIRST % (pauses,), timeout=90)
     assert done.returncode == 0, done.stderr
 
 
