@@ -1,5 +1,6 @@
 """Decays of columns as factors of operands: the device's own code, thread by thread in Python numbers, gives every pair
 of a chunk's tokens its decay, exactly once."""
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -52,6 +53,7 @@ def swizzled(row, col, swizzle):
     return (at ^ (at >> 3 & swizzle - 16)) // 4
 
 
+@functools.cache
 def places(at, swizzle):
     return [swizzled(t, 2 * pair, swizzle) for t in range(CHUNK) for pair in range(at // 2)]
 
@@ -72,12 +74,13 @@ def device(now, K):
         for i in range(tile.mine):
             for e in range(2):
                 there = 2 * tile.pair < K
-                m.a[i, e] = float(a[tile.mine * tile.part + i, 2 * tile.pair + e]) if there else 1.0
+                m.a[i, e] = a[tile.mine * tile.part + i][2 * tile.pair + e] if there else 1.0
         return m
     return tile, words, back, mine
 
 
 def each_thread(now, make, a, f):
+    a = a.tolist()
     for now.thread in range(128):
         f(make(now.thread, a))
 
@@ -136,13 +139,13 @@ def test_scores(in_python, K):
     a = torch.rand(CHUNK, K, dtype=torch.float64)
     a[20], a[40, ::2] = 0.0, 0.0  # what forgets
     q, k, p = words(late), words(early), torch.zeros(CHUNK, CHUNK, dtype=torch.float64)
-    products = a.view(-1, tile.mine, K).prod(1).flatten().tolist()
+    products, listed = a.view(-1, tile.mine, K).prod(1).flatten().tolist(), a.tolist()
     lower = torch.zeros_like(p)
     for half in (0, *HALVES):
         rows, others = early, late
         if half:
             rows, others = level(in_python, tile, products,
-                                 lambda thread: mine(thread, a), half, (words(), words(), k, q))
+                                 lambda thread: mine(thread, listed), half, (words(), words(), k, q))
             rows, others = back(rows), back(others).nan_to_num(7.0)
             assert rows.isfinite().all()
         take = mask(in_python, half, False)
