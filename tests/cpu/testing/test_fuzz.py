@@ -1,6 +1,4 @@
 """2,000 random calls of every operation on the CPU; what ends neither right nor refused by name fails."""
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -8,6 +6,7 @@ import torch
 import tkq
 from tests.fuzz import judge, oracles, oracles_linear
 from tests.fuzz.run import OPERATIONS, call, run
+from tests.helpers.process import fresh
 
 CALLS, PARTS = 2000, 4
 
@@ -25,8 +24,8 @@ def test_calls_end_right_or_are_refused_by_name(part):
 
 
 def test_the_command_in_two_processes():
-    command = [sys.executable, "-m", "tests.fuzz", "--jobs", "2", "--calls", "4", "--only", "scan,rope"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = "import runpy\nrunpy.run_module('tests.fuzz', run_name='__main__', alter_sys=True)"
+    done = fresh.run(command, "--jobs", "2", "--calls", "4", "--only", "scan,rope")
     assert done.returncode == 0 and "4 calls on cpu, seed 0: " in done.stdout, done.stdout + done.stderr
 
 
