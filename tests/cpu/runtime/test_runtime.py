@@ -200,24 +200,25 @@ def test_the_name_of_an_entry_changes_with_what_can_change_the_code(recipe, monk
 
 def test_the_name_changes_with_the_kernels_sources_and_not_with_others(tmp_path):
     shutil.copytree(CHECKOUT / "tkq", tmp_path / "tkq", ignore=shutil.ignore_patterns("__pycache__"))
-    program = ("from tkq.runtime import Recipe; from tkq.runtime.compile import keys; "
-               "print(keys.entry_name(Recipe('tkq.gemm.dense.kernel:DenseGemm', (1,))))")
-
-    def name(*edited_files):
-        for edited in edited_files:
-            with open(tmp_path / "tkq" / edited, "a") as file:
-                file.write("\nint edited;\n" if edited.endswith(".c") else "\nEDITED = 1\n")
-        return subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
-                              check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout
-
-    seen = [name()] + [name(e) for e in ("tile/mma.py", "tile/dtypes.py", "gemm/dense/kernel.py",
-                                         "gemm/dense/operands.py",
-                                         "pointwise/activations.py", "runtime/compile/build.py",
-                                         "runtime/compile/fake.py",
-                                         "runtime/compile/link.py", "runtime/compile/shim.c")]
-    assert len(set(seen)) == len(seen)
-    assert seen[-1] == name("norms/forward/row_norm.py", "attention/forward/kernel.py", "utils.py", "reference.py",
-                            "cli/doctor.py")
+    program = """
+import sys
+from tkq.runtime import Recipe; from tkq.runtime.compile import keys, sources
+for files in sys.argv[1:]:
+    for edited in files.split():
+        with open(f"tkq/{edited}", "a") as file:
+            file.write("\\nint edited;\\n" if edited.endswith(".c") else "\\nEDITED = 1\\n")
+    sources.clear()  # a process reads them once
+    print(keys.entry_name(Recipe("tkq.gemm.dense.kernel:DenseGemm", (1,))))
+"""
+    kernels = ("tile/mma.py", "tile/dtypes.py", "gemm/dense/kernel.py", "gemm/dense/operands.py",
+               "pointwise/activations.py", "runtime/compile/build.py", "runtime/compile/fake.py",
+               "runtime/compile/link.py", "runtime/compile/shim.c")
+    others = "norms/forward/row_norm.py attention/forward/kernel.py utils.py reference.py cli/doctor.py"
+    *seen, last = subprocess.run([sys.executable, "-c", program, "", *kernels, others], cwd=tmp_path, check=True,
+                                 capture_output=True, text=True,
+                                 env={**os.environ, "PYTHONPATH": str(tmp_path)}).stdout.split()
+    assert len(set(seen)) == len(seen) == 1 + len(kernels)
+    assert seen[-1] == last
 
 
 def test_the_name_changes_with_a_builders_own_source(tmp_path, monkeypatch):
