@@ -18,11 +18,9 @@ from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
-from tkq.linear_attention.split.plan import GAIN, LONG, MOST, REACHED, SHORTEST, Sizes, Split, split, time
+from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
 from tkq.linear_attention.split.reach import NOTHING
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
-from tkq.linear_attention.walks.plan import Sizes as Walked
-from tkq.linear_attention.walks.plan import segments
 from tkq.testing import sass
 
 # ---- the plan ---------------------------------------------------------------------------------------------------
@@ -284,47 +282,6 @@ def test_two_heads_of_a_block_are_shipped(g):
     recipes = [r for r, _ in seen if isinstance(r.args[0], LinearSpec)]
     assert [r.args[0].reverse for r in recipes if r.args[1].heads == 2] == [False, True]
     assert {*recipes} <= {kernel.recipe for kernel in shipped()}
-
-
-@pytest.mark.parametrize("states, dtype", [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)])
-def test_walks_of_the_delta_rule(states, dtype):
-    """Two long sequences without gradients: one launch behind the one that says what reaches segments; both shipped.
-    With gradients, of no gates, of short ones or of many there are none."""
-    q, k, v = (x.expand(2, *x.shape[1:]) for x in operands(32, 8192, 128, 128))
-    g, beta = torch.zeros(2, 8192, 32), torch.zeros(2, 8192, 32, dtype=dtype)
-    more = dict(initial_state=torch.zeros(2, 32, 128, 128), output_final_state=True) if states else {}
-    with fake_gpu.launches() as seen, torch.no_grad():
-        tkq.gated_delta_rule(q, k, v, g, beta, **more)
-    (ahead, (_, _, _, found)), (rule, (_, others, *_)) = seen
-    assert ahead.args == (ReachSpec("bf16", 128, {torch.float32: "fp32"}.get(dtype, "bf16")),)
-    assert rule.args[0].walks and rule.args[0].initial == rule.args[0].final == ("fp32" if states else None)
-    assert found.shape == (1, 4, 32) and others[-1].shape == (2, 1, 32)
-    assert torch.equal(others[-1], found.view(2, 2, 32)[:, :1])
-    assert {ahead, rule} <= {kernel.recipe for kernel in shipped()}
-    for others in ((q[:, :2048], k[:, :2048], v[:, :2048], g[:, :2048], beta[:, :2048]), (q, k, v, None, beta),
-                   [x.expand(2, *x.shape[1:]).repeat(4, *[1] * (x.dim() - 1)) for x in (q, k, v, g, beta)],
-                   (q, k, v.clone().requires_grad_(), g, beta)):
-        with fake_gpu.launches() as seen:
-            tkq.gated_delta_rule(*others)
-        assert not any(r.args[0].walks for r, _ in seen if isinstance(r.args[0], LinearSpec))
-
-
-def test_walks_are_planned_as_time_says():
-    """Where all blocks have an SM each; more chunks that reach, or a shorter sequence, are no reason for more."""
-    for B, H, S in itertools.product((1, 2, 3), (8, 16, 32, 48), (64, 2048, 2560, 8192, 1 << 18)):
-        counts = [segments(Walked(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
-        assert counts == sorted(counts, reverse=True) and (counts[0] == 1 or counts[0] * B * H <= 132)
-        assert segments(Walked(B, H, 2 * S, 1, 132, 8)) >= counts[2]
-    assert segments(Walked(2, 32, 8192, 1, 132, REACHED)) == 2 and segments(Walked(3, 32, 8192, 1, 132, REACHED)) == 1
-
-
-@pytest.mark.parametrize("more", [dict(gate="none"), dict(delta=None), dict(updates=True, inverse="out"),
-                                  dict(packed="int32"), dict(value_dim=64), dict(checkpoints="fp32"),
-                                  dict(pool="int32", initial="fp32", final="fp32"), dict(head_dim=96),
-                                  dict(part="outputs", initial="fp32", inverse="in")])
-def test_what_is_not_walked(more):
-    with pytest.raises(ValueError, match="LinearSpec: reach, allowed is with delta and a gate"):
-        LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32", reach=True) | more)
 
 
 def test_packed_sequences_and_pools_are_left_whole():

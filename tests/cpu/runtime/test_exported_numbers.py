@@ -110,8 +110,13 @@ def results(found):
     return [t.float() for t in (found if isinstance(found, tuple) else (found,))]
 
 
+FIRST = {name.partition(",")[0]: name for name in reversed(CALLS)}.values()  # of each op
+
+
+# strictly, torch.compile traces it: each op once, its other numbers are found alike
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sampled(when=lambda name, strict: name in FIRST or not strict)
 def test_numbers_that_follow_from_a_size(name, strict):
     inputs, call = CALLS[name]
     torch._dynamo.reset()
