@@ -10,7 +10,7 @@ import time
 from tkq.runtime.compile.cache import Cache
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[4]
-ENTRIES, PROCESSES, THREADS = 5, 5, 8
+ENTRIES, PROCESSES, THREADS = 5, 4, 8
 # What compiles is replaced by something quick that takes notes: what is served, and when, is decided around it.
 PROCESS = f"""
 import os, sys, threading, time
