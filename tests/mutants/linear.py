@@ -305,8 +305,7 @@ MUTANTS = (
         ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF, ASKED_LATE)),
     *family(
         "linear", "tkq/linear_attention/engine/factors.py",
-        ("factors_of_the_chunk_before", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)",
-         "self.gate.follow(g, t, visited(t, i, reverse), numbers)", PAIRS),
+        ("factors_of_the_first_chunk", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", "pass", PAIRS),
         ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
         ("factors_not_waited_for", "tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),

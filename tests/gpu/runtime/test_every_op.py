@@ -25,9 +25,11 @@ every, differentiable = of_all(list(CASES.values())), of_all(WITH_GRADIENTS)
 
 @pytest.fixture(autouse=True)
 def quiet(capfd):
-    """Nothing is said on the way, by torch's C++ and the DSL neither."""
+    """Nothing is said on the way, by torch's C++ and the DSL neither; but that a kernel is another test process's to
+    compile, which of many processes at once may take long."""
     yield
-    assert capfd.readouterr().err == ""
+    lines = capfd.readouterr().err.splitlines()
+    assert not [line for line in lines if not line.startswith("tkq: waits for another process, which compiles")]
 
 
 # Those that trace: few tests, as each process that has one imports torch's tracers, which takes seconds.
