@@ -90,14 +90,8 @@ def pytest_collection(session):
 
 def pytest_collection_finish(session):
     """Logs are kept for those tests that ask for them: pytest hangs a handler on each logger of PyTorch three times a
-    test and takes it off again, which is a quarter of what it takes to run a short one.
-
-    For a log of its own torch.compile takes the time of each graph's guards, behind a flush of the processor's
-    caches: 21 ms a graph, and what others had in them."""
+    test and takes it off again, which is a quarter of what it takes to run a short one."""
     session.config.stash[_logs] = session.config.pluginmanager.unregister(name="logging-plugin")
-    guards = sys.modules.get("torch._dynamo.guards")
-    if hasattr(guards, "profile_guard_manager"):
-        guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
