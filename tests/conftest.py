@@ -16,7 +16,6 @@ import gc
 import os
 import pathlib
 import re
-import sys
 
 import pytest
 
