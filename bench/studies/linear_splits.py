@@ -19,7 +19,7 @@ from bench.ops.linear_attention import DIM
 from bench.ops.linear_attention import inputs as of_decays
 from tkq.linear_attention import launch as engine
 from tkq.linear_attention.launch import Given
-from tkq.linear_attention.split.launch import in_segments, split_of, states_of, walks_of
+from tkq.linear_attention.split.launch import in_segments, overlapping, split_of, states_of
 from tkq.linear_attention.split.plan import Split
 from tkq.testing import timing
 
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             sizes = (batch, length, heads) if kind == "gdn" else (batch, length, heads, "head")
             of = given(kind, *make(0, *sizes))
             how = split_of(of)
-            planned = name_of(how) if walks_of(of, how) == 1 else "walks, which are not timed here"
+            planned = name_of(how) if overlapping(of, how) == 1 else "overlapping segments, which are not timed here"
             for one in timing.compare(candidates(kind, segments), lambda i: make(i, *sizes)).timings:  # noqa: B023
                 ms = f"{one.median_ms:.4f}" if one.ok else one.note
                 print(f"{kind} {shape} {one.name}: {ms}{' planned' * (one.name == planned)}", flush=True)

@@ -54,7 +54,7 @@ REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name 
     "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
-WALKS, NAN_STATE = ((f"{TESTS}test_walks.py::{name}",) for name in (
+OVERLAPPING, NAN_STATE = ((f"{TESTS}test_overlapping_segments.py::{name}",) for name in (
     "test_segments[2000-3-128-128-bfloat16]", "test_nan_ends_where_decays_end[state]"))
 
 MUTANTS = (
@@ -126,15 +126,17 @@ MUTANTS = (
         "linear", "tkq/linear_attention/split/launch.py",
         ("segments_that_all_begin_with_zeros", "made = _outputs(given._replace(inverse=inverse), scale, first)",
          "made = _outputs(given._replace(inverse=inverse), scale, torch.zeros_like(first))", SPLIT),
-        ("walks_by_what_reaches_the_next_segment", "return engine.launch(given._replace(reach=reach[:, :-1]), scale)",
-         "return engine.launch(given._replace(reach=reach[:, 1:]), scale)", WALKS)),
+        ("segments_by_what_reaches_the_next_one",
+         "return engine.launch(given._replace(reach=reach[:, :-1]), scale)",
+         "return engine.launch(given._replace(reach=reach[:, 1:]), scale)", OVERLAPPING)),
     *family(
         "linear", "tkq/linear_attention/blocks/state.py",
-        ("first_chunk_of_a_walk_is_not_stored", "kept = chunk >= t.kept", "kept = chunk > t.kept", WALKS),
-        ("walks_that_all_begin_with_the_first_state", "begins = t.kept == 0", "begins = t.kept >= 0", NAN_STATE),
-        ("walks_without_a_last_state",
+        ("first_chunk_of_a_segment_is_not_stored", "stored = chunk >= t.stored_from", "stored = chunk > t.stored_from",
+         OVERLAPPING),
+        ("all_segments_from_the_first_state", "begins = t.stored_from == 0", "begins = t.stored_from >= 0", NAN_STATE),
+        ("segments_without_a_last_state",
          "last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))",
-         "last = (t.chunks > 0) & (t.first + t.chunks > cute.ceil_div(g.tokens, CHUNK))", WALKS)),
+         "last = (t.chunks > 0) & (t.first + t.chunks > cute.ceil_div(g.tokens, CHUNK))", OVERLAPPING)),
     *family(
         "linear", "tkq/linear_attention/split/reach.py",
         ("chunks_that_reach_the_other_end", "chunk = first + cutlass.select_(way == 0, chunks - 1 - mine, mine)",

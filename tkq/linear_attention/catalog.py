@@ -69,7 +69,7 @@ def _delta_rule():
     for name, beta, initial, final in (("beta_fp32", "fp32", None, None), ("beta_bf16", "bf16", None, None),
                                        ("beta_fp32-final", "fp32", None, "fp32"),
                                        ("beta_fp32-states", "fp32", "fp32", "fp32")):
-        yield (f"gated_delta_rule_walks-bf16-k128-v128-token-{name}",
+        yield (f"gated_delta_rule_overlapping-bf16-k128-v128-token-{name}",
                LinearSpec("bf16", 128, 128, "token", initial, final, delta=beta, reach=True))
 
 
@@ -194,7 +194,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
     that makes them, of 64 tokens, and waits of roles that have none. Of the delta rule by blocks those of each: where
-    sequences are packed, segments have outputs or are walked, a thread may spill up to four numbers."""
+    sequences are packed, segments have outputs or overlap, a thread may spill up to four numbers."""
     if heads == 1 and by_blocks(spec):
         few, some, many = of_blocks(spec).registers
         back = (spec.writes + spec.head_dim // 64) * spec.reverse
@@ -203,7 +203,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
         return Expectation(tensor=tensor, waits_per_mma=waits / tensor, roles=((few, 1), (some, 1), (many, 2)),
                            instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
                            local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse)
-                           + 16 * (spec.part == "outputs") + (20 if spec.final else 4) * spec.walks)
+                           + 16 * (spec.part == "outputs") + (20 if spec.final else 4) * spec.overlapping)
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)

@@ -60,7 +60,7 @@ class Given(NamedTuple):
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
     or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; without
-    a part (B, N - 1, HO), of N segments of each sequence, as `walks.walk.Walks` takes it; or None. halves:
+    a part (B, N - 1, HO), of N segments of each sequence, as `overlap.segments` takes it; or None. halves:
     reach and transfers are those of each half of a segment."""
 
     q: Tensor

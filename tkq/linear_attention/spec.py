@@ -76,7 +76,7 @@ class LinearSpec:
     blocks: with delta, and updates or dot, or of segments the outputs, or reversed the states: a chunk is gone through
         block by block (see `blocks`), and there is no inverse. K of 64 or 128, V above 64.
     reach: with delta and gates: of segments' states and transfers which chunks matter is given (see `split.reach`); of
-        the forward by blocks, without a part, where segments of its sequences begin (see `walks.walk.Walks`).
+        the forward by blocks, without a part, where segments of its sequences begin (see `OverlappingSegments`).
     halves: with reach, of states: segments are halves, two neighbours one of those whose states are needed.
     """
 
@@ -202,8 +202,8 @@ class LinearSpec:
         return not (others or self.inverse) and self.head_dim in (GROUP, NARROW) and self.value_dim > GROUP
 
     @property
-    def walks(self) -> bool:
-        """Does a launch that writes outputs take `reach` (see `walks.walk.Walks`)?"""
+    def overlapping(self) -> bool:
+        """Does a launch that writes outputs take `reach` (see `OverlappingSegments`)?"""
         return self.reach and self.writes
 
     @property

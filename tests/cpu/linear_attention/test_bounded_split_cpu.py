@@ -13,8 +13,8 @@ from tkq.linear_attention.channels.bounded.config import REACHED
 from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.config import ALL
+from tkq.linear_attention.overlap.plan import GAIN, LAUNCH, SHORTEST, Sizes, segments
 from tkq.linear_attention.split.reach import NOTHING
-from tkq.linear_attention.walks.plan import GAIN, LAUNCH, SHORTEST, Sizes, segments
 from tkq.reference.linear_attention import linear_attn as recurrence
 
 K = 128

@@ -316,7 +316,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
            "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
-           "walks": replace(OF_BLOCKS, part=None, blocks=False, reach=True, final="fp32"),
+           "overlapping": replace(OF_BLOCKS, part=None, blocks=False, reach=True, final="fp32"),
            "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, **HALVES),
            "gradients by blocks": replace(OF_BLOCKS, reverse=True, dot=True),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
@@ -326,11 +326,11 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 # have the most waits.
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs",
-                                           "walks"))
+                                           "overlapping"))
 @pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
 def test_kernels_of_segments(name, machine_code):
-    """No spills, but a few numbers of outputs by blocks and of walks; states alone load no queries and store nothing
-    by TMA but inverses."""
+    """No spills, but a few numbers of outputs by blocks and of overlapping segments; states alone load no
+    queries and store nothing by TMA but inverses."""
     sass.assert_sass(machine_code, expectation(KERNELS[name]))
 
 

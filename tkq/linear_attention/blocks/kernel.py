@@ -21,8 +21,8 @@ from tkq.linear_attention.engine.kernel import LinearAttention
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences
 from tkq.linear_attention.engine.segmented import Segmented, visited
+from tkq.linear_attention.overlap.segments import OverlappingSegments
 from tkq.linear_attention.spec import LinearSpec
-from tkq.linear_attention.walks.walk import Walks
 from tkq.tile.dtypes import element_type
 
 
@@ -47,8 +47,7 @@ class DeltaBlocks:
     """What `LinearAttention` computes of the delta rule's forward, with updates or without, and of its gradients, with
     the same arguments: chunks of 64 tokens are loaded and stored, and gone through in blocks of 16, so that no inverse
     is larger and no scores are made of tokens of different blocks. Inverses are made anew for gradients. Of segments
-    (see `Segmented`) outputs, and the gradients' states; or, of the forward alone, segments whose blocks begin with
-    nothing (see `Walks`).
+    (see `Segmented`) outputs, and the gradients' states; or, of the forward alone, `OverlappingSegments`.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     a warp a block: P, (I + L)^-1, decays | of the next chunk | ..
@@ -63,7 +62,7 @@ class DeltaBlocks:
         self.spec, self.config, self.sequences, self.segmented = spec, config, Sequences(spec), Segmented(spec)
         dtype = element_type(spec.dtype)
         self.units, self.v_tile = Units(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
-        self.scores, self.walks = BlockScores(spec, self.units), Walks(spec.walks)
+        self.scores, self.overlap = BlockScores(spec, self.units), OverlappingSegments(spec.overlapping)
         state = BlockGradients if spec.reverse else BlockState
         self.state = state(spec, self.sequences, self.units, config.piece)
         self.piece = tk.st(EDGE, CHUNK, dtype)
@@ -93,7 +92,7 @@ class DeltaBlocks:
             o=o, dv=dv, x=x, g=of.g, beta=of.beta, initial=states[0], final=states[1], dots=of.dots, scale=scale,
             tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2], cu=of.cu,
             state_indices=of.state_indices, segments=self.segmented.count(of), reach=of.reach)
-        blocks = self.walks.blocks(self.segmented.blocks(of, at.blocks(of.q, of.cu)), of.reach)
+        blocks = self.overlap.blocks(self.segmented.blocks(of, at.blocks(of.q, of.cu)), of.reach)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), heads, blocks],
                               block=[tk.WARPGROUP * (n + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -116,13 +115,13 @@ class DeltaBlocks:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
-        block, segment = self.walks.sequence(g, block)
+        block, segment = self.overlap.sequence(g, block)
         g, batch, state, tokens = self.sequences.of_block(g, block)
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
-        if const_expr(self.walks.there):
-            walk = self.walks.of_segment(g, t, segment, chunks)
-            t = replace(t, first=walk.first, chunks=walk.end - walk.first, kept=walk.kept)
+        if const_expr(self.overlap.there):
+            span = self.overlap.of_segment(g, t, segment, chunks)
+            t = replace(t, first=span.first, chunks=span.end - span.first, stored_from=span.stored_from)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),

@@ -79,9 +79,9 @@ class BlockState:
 
     @cute.jit
     def last_state(self, g, t, state: tk.RegTile, row0):
-        """Store the final state; of walks the block does that has the last chunk."""
+        """Store the final state; of overlapping segments the block does that has the last chunk."""
         last = True
-        if const_expr(self.spec.walks):
+        if const_expr(self.spec.overlapping):
             last = (t.chunks > 0) & (t.first + t.chunks == cute.ceil_div(g.tokens, CHUNK))
         if last:
             tk.store_elements(self.sequences.state(g.final, t), state, row0, 0)
@@ -146,10 +146,10 @@ class BlockState:
     def put(self, g, s, t, x, at: Constexpr):
         """A chunk's outputs through shared memory: those before have left it. at: the chunk, the warpgroup."""
         chunk, wg = at
-        kept = True
-        if const_expr(self.spec.walks):
-            kept = chunk >= t.kept
-        if kept:
+        stored = True
+        if const_expr(self.spec.overlapping):
+            stored = chunk >= t.stored_from
+        if stored:
             put(g.o, s.o, x, (t.batch, t.head, chunk, t.part), OUT_BARRIER, wg, self.updates)
         if const_expr(self.updates):
             if tk.first_warp_of_group():
@@ -161,13 +161,13 @@ class BlockState:
 
 @cute.jit
 def first_state(of: Constexpr, g, t, state: tk.RegTile, row0):
-    """The task's; zeros without one, and where a walk begins within its sequence. of: a class of states."""
+    """The task's; zeros without one, and in front of overlapping segments behind the first. of: a class of states."""
     if const_expr(of.spec.initial is None):
         tk.zero(state)
     else:
         tk.load_from(state, of.sequences.state(g.initial, t), row0, 0)
-        if const_expr(of.spec.walks):
-            begins = t.kept == 0
+        if const_expr(of.spec.overlapping):
+            begins = t.stored_from == 0
             tk.apply(state, lambda x: cutlass.select_(begins, x, Float32(0.0)), state)
 
 

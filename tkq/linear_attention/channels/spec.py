@@ -28,7 +28,7 @@ class ChannelSpec:
     unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
         made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with unit,
         K 128, V above 64, without a pool. reach: sequences are cut in segments, and which chunks reach these is given
-        (see `walks.walk.Walks`); with bounded, without packed."""
+        (see `overlap.segments.OverlappingSegments`); with bounded, without packed."""
 
     dtype: str
     head_dim: int

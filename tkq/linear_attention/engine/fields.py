@@ -67,7 +67,8 @@ class Shared:
 @dataclass(frozen=True)
 class Task:
     """One head of one sequence, the row of its states, and where its V begins, in tiles of 64. first: None, or its
-    segment's first chunk. kept: None, or the first whose outputs are stored (see `walks.walk.Walk`)."""
+    segment's first chunk. stored_from: None, or the first chunk whose outputs are stored (see
+    `overlap.segments.ChunkRange`)."""
 
     batch: Int32
     state: Int32
@@ -77,7 +78,7 @@ class Task:
     part: Int32
     chunks: Int32
     first: Any
-    kept: Any = None
+    stored_from: Any = None
 
 
 @dataclass(frozen=True)

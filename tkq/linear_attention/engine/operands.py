@@ -16,7 +16,7 @@ class Operands(NamedTuple):
     (`Segmented`) states are B * N, and decays None or (B * N, HO) fp32; o is None with part "states". q2, or k2 and v2:
     as q, k and v (see `second.Second`); with q2 its outputs are dv. inverse: None, or (B, S, HO, 64): of each token the
     row of its chunk's inverse. less: None, or as o. Summed, o, dv and less have half of the heads. reach:
-    None, or (B * N, HO) int32, as `Segmented` has it, or (B, N - 1, HO), as `walks.walk.Walks` does."""
+    None, or (B * N, HO) int32, as `Segmented` has it, or (B, N - 1, HO), as `OverlappingSegments` does."""
 
     q: cute.Tensor
     k: cute.Tensor

@@ -7,8 +7,8 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import ALL, CHUNK
+from tkq.linear_attention.overlap.segments import OverlappingSegments
 from tkq.linear_attention.spec import LinearSpec
-from tkq.linear_attention.walks.walk import Walks
 from tkq.runtime.compile import fake
 
 
@@ -47,9 +47,10 @@ class Segmented:
         return fake.tensor("fp32", (rows, heads), align=4) if self.decays else None
 
     def fake_reach(self, rows, HO):
-        """Likewise, of segments, or of the walks of a launch by blocks."""
-        walks = Walks(self.spec.walks).fake_reach(rows, HO)
-        return fake.tensor("int32", (rows, HO), align=4) if self.spec.reach and walks is None else walks
+        """Likewise, of segments, or of overlapping ones."""
+        if self.spec.overlapping:
+            return OverlappingSegments(True).fake_reach(rows, HO)
+        return fake.tensor("int32", (rows, HO), align=4) if self.spec.reach else None
 
     def rows(self, operands):
         """The states that have one for each segment."""

@@ -11,11 +11,11 @@ from tkq.linear_attention import launch as engine
 from tkq.linear_attention.blocks.config import wide
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
+from tkq.linear_attention.overlap.plan import Sizes as OverlapSizes
+from tkq.linear_attention.overlap.plan import segments
 from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import MOST, REACHED, SHORTEST, Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
-from tkq.linear_attention.walks.plan import Sizes as Walked
-from tkq.linear_attention.walks.plan import segments
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -37,9 +37,9 @@ def launch(given: Given, scale: float) -> Made:
 def start(given: Given, scale: float) -> tuple:
     """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
     how = split_of(given)
-    count = walks_of(given, how)
+    count = overlapping(given, how)
     if count > 1:
-        return in_walks(given, scale, count), None
+        return in_overlapping_segments(given, scale, count), None
     if how.segments > 1 and given.beta is not None and not given.reverse and not given.updates:
         given = by_blocks(given)
     if given.summed:
@@ -82,17 +82,17 @@ def _by_gates(given):
             and wide(given.q.shape[3], given.v.shape[3]))
 
 
-def walks_of(given: Given, how: Split) -> int:
-    """Segments of each sequence, by walks: of the delta rule's forward without gradients, where `how` leaves it whole.
-    A head that never forgets is gone through by one block."""
+def overlapping(given: Given, how: Split) -> int:
+    """How many overlapping segments of each sequence: of the delta rule's forward without gradients, where `how` leaves
+    it whole. A head that never forgets is gone through by one block."""
     whole = given.cu is given.state_indices is given.checkpoint_every is None and not given.updates
     if how.segments > 1 or not (whole and given.v.numel() and _by_gates(given)):
         return 1
-    (B, S, heads, V), shared = given.v.shape, given.q.shape[2]
-    return segments(Walked(B, max(heads, shared), S, -(-V // (2 * GROUP)), arch.num_sms(given.v.device), REACHED))
+    (B, S, heads, V), shared, sms = given.v.shape, given.q.shape[2], arch.num_sms(given.v.device)
+    return segments(OverlapSizes(B, max(heads, shared), S, -(-V // (2 * GROUP)), sms, REACHED))
 
 
-def in_walks(given: Given, scale: float, count: int) -> Made:
+def in_overlapping_segments(given: Given, scale: float, count: int) -> Made:
     """Of the delta rule's forward, with `count` segments per sequence, all by one launch behind the one that says which
     chunks reach them."""
     reach = reach_of(given._replace(segments=count), 1)[0].view(len(given.v), count, -1)

@@ -49,7 +49,8 @@ def digest(files: list, traced: bool = True) -> str:
 
 @functools.cache
 def read(name: str, data: bytes, own: bool) -> Read:
-    """A file. own: may its annotations and unread fields be left out; is it tkq's? The same text is parsed once."""
+    """A file. own: may its annotations and unread fields be left out; is it tkq's? A text is parsed once a process:
+    what is found depends on nothing else, and `sources.clear` leaves it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the module's import gives them

@@ -80,7 +80,6 @@ def _normalised(files):
     return _digest_of((normalised.digest(traced), normalised.digest(host, traced=False)))
 
 
-@functools.cache
 def _parsed(name, path):
     from . import normalised
 
@@ -135,7 +134,7 @@ def _users_of(modules):
 
 def clear() -> None:
     """Drop what was read of files, for tests that change them."""
-    for cached in (digest, environment, versions, _hash, _read, _parsed, _imports, _imported, _on_disk, _listed, _roots,
+    for cached in (digest, environment, versions, _hash, _read, _imports, _imported, _on_disk, _listed, _roots,
                    _kind):
         cached.cache_clear()
 

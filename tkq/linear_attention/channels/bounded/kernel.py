@@ -22,7 +22,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import DeltaShared
 from tkq.linear_attention.engine.fields import Globals
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
-from tkq.linear_attention.walks.walk import Walks
+from tkq.linear_attention.overlap.segments import OverlappingSegments
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -33,7 +33,7 @@ class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv. x: (B, S, HO, K), as q: what
     gates are made of. beta: (B, S, HO). A_log: (HO,), bias: (HO * K,), fp32. initial, final: (B, HO, K, V) or None.
     cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N.
-    reach: None, or (B, N - 1, HO) int32, of N segments of each sequence (see `walks.walk.Walks`)."""
+    reach: None, or (B, N - 1, HO) int32, of N segments of each sequence (see `OverlappingSegments`)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -97,8 +97,8 @@ class BoundedAttention:
         self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
         self.units = Units(COLUMNS, self.dtype)
         self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
-        self.walks = Walks(spec.reach)
-        self.state = BoundedState(spec, (self.sequences, self.units, self.walks), config.piece)
+        self.overlap = OverlappingSegments(spec.reach)
+        self.state = BoundedState(spec, (self.sequences, self.units, self.overlap), config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class BoundedAttention:
                             any_strides(spec.delta, (B, S, HO)), fake.tensor("fp32", (HO,), align=4),
                             fake.tensor("fp32", (fake.sym(divisibility=COLUMNS),)), any_strides(spec.initial, states),
                             any_strides(spec.final, states), numbers(spec.packed),
-                            self.walks.fake_reach(B, HO))
+                            self.overlap.fake_reach(B, HO))
         return operands.q, tuple(operands[1:]), Float32(1.0), Float32(0.0)
 
     @cute.jit
@@ -130,7 +130,7 @@ class BoundedAttention:
             final=of.final, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
             heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, reach=of.reach,
             own=OfGates(of.A_log, of.bias, bound))
-        blocks = self.walks.blocks(at.blocks(of.q, of.cu), of.reach)
+        blocks = self.overlap.blocks(at.blocks(of.q, of.cu), of.reach)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], blocks],
                               block=[tk.WARPGROUP * (TEAMS + n), 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -150,7 +150,7 @@ class BoundedAttention:
                    al.pipe(TEAMS, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
-        block, segment = self.walks.sequence(g, block)
+        block, segment = self.overlap.sequence(g, block)
         g, batch, state, tokens = self.sequences.of_block(g, block)
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, state, tokens)
         some, many = self.config.registers
@@ -161,13 +161,13 @@ class BoundedAttention:
     def make_scores(self, g, s, t, of):
         """By a team: what the state needs of every other chunk. of: the segment, the team."""
         segment, team = of
-        walk = self.walks.of_block(g, t, segment, chunks(self.spec, g, t))
+        span = self.overlap.of_block(g, t, segment, chunks(self.spec, g, t))
         ring = tk.ring(TEAMS, team)  # of tokens and of what is made of them
         if tk.warp_id() % 4 == 0:
             tk.prefetch(g.q, g.k, g.v, g.x)
         mine = self.blocks.begin(g, t)
-        self.blocks.ask(g, t, walk.first + team, mine)
-        for chunk in cutlass.range(walk.first + team, walk.end, TEAMS, unroll=1):
+        self.blocks.ask(g, t, span.first + team, mine)
+        for chunk in cutlass.range(span.first + team, span.end, TEAMS, unroll=1):
             if tk.warp_id() % 4 == 0:
                 self.load(g, s, t, chunk, ring)
             s.tokens.wait(ring)

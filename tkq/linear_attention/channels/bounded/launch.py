@@ -11,7 +11,7 @@ from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.check import DELTA, check_layouts
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import no_states
-from tkq.linear_attention.walks.plan import Sizes, segments
+from tkq.linear_attention.overlap.plan import Sizes, segments
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch

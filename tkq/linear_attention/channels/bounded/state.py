@@ -41,9 +41,9 @@ class BoundedState:
     parts. A block's values are read, and its outputs written, when they are needed: there are no registers for more."""
 
     def __init__(self, spec: Any, parts: Any, piece: int):
-        """parts: the kernel's `Sequences`, `Units` and `Walks`."""
+        """parts: the kernel's `Sequences`, `Units` and `OverlappingSegments`."""
         self.spec, self.piece = spec, piece
-        self.sequences, self.units, self.walks = parts
+        self.sequences, self.units, self.overlap = parts
 
     def registers(self) -> Held:
         """Room for them."""
@@ -52,13 +52,13 @@ class BoundedState:
 
     @cute.jit
     def keep(self, g, s, t, of):
-        """All chunks of a walk, by the wg-th of the state's warpgroups. of: the segment, wg."""
+        """All chunks of a block, by the wg-th of the state's warpgroups. of: the segment, wg."""
         segment, wg = of
-        walk = self.walks.of_block(g, t, segment, chunks(self.spec, g, t))
+        span = self.overlap.of_block(g, t, segment, chunks(self.spec, g, t))
         c, row0, leader = self.registers(), (t.part + wg) * CHUNK, tk.warp_id() % 4 == 0
         ring = s.tokens.ring()  # of what is made of them, too
-        self.begin(c, g, t, walk, row0)
-        for chunk in cutlass.range(walk.first, walk.end, unroll=1):
+        self.begin(c, g, t, span, row0)
+        for chunk in cutlass.range(span.first, span.end, unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(ring)
             if leader:
@@ -70,32 +70,32 @@ class BoundedState:
             mul_columns(c.s, self.step(s, BLOCKS, ring.stage))
             tk.publish()
             tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-            if self.walks.keeps(leader, walk, chunk):
+            if self.overlap.stores(leader, span, chunk):
                 tk.store_async(g.o, s.o[wg], (t.batch, t.head, chunk, t.part + wg))
             s.tokens.release(ring)
             s.scores.release(ring)
             ring.advance()
         if const_expr(self.spec.final is not None):
-            self.end(c, g, t, walk, row0)
+            self.end(c, g, t, span, row0)
         tk.store_wait(read=False)
 
     @cute.jit
-    def begin(self, c, g, t, walk, row0):
+    def begin(self, c, g, t, span, row0):
         """The first state; zeros in front of a segment."""
-        if const_expr(self.spec.initial is None or self.walks.there):
+        if const_expr(self.spec.initial is None or self.overlap.there):
             tk.zero(c.s)
         if const_expr(self.spec.initial is not None):
-            if const_expr(self.walks.there):
-                if walk.first == 0:
+            if const_expr(self.overlap.there):
+                if span.first == 0:
                     tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
             else:
                 tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
 
     @cute.jit
-    def end(self, c, g, t, walk, row0):
+    def end(self, c, g, t, span, row0):
         """The last state, by the block that has the last chunk."""
-        if const_expr(self.walks.there):
-            if walk.end == chunks(self.spec, g, t) and walk.first < walk.end:
+        if const_expr(self.overlap.there):
+            if span.end == chunks(self.spec, g, t) and span.first < span.end:
                 tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         else:
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)

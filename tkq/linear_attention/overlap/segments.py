@@ -9,21 +9,23 @@ from tkq.linear_attention.config import ALL
 from tkq.runtime.compile import fake
 
 
-class Walk(NamedTuple):
-    """The chunks [first, end) of a block. Outputs are stored from the chunk `kept` on: those before make the state."""
+class ChunkRange(NamedTuple):
+    """The chunks [first, end) of a block. Outputs are stored from `stored_from` on: chunks before it warm up the state.
+    """
 
     first: Any
-    kept: Any
+    stored_from: Any
     end: Any
 
 
-class Walks:
-    """With reach, (B, N - 1, HO), of N segments of each sequence, how many chunks in front of the second and those
-    behind it reach them (see `split.reach.Reach` and `channels.bounded.reach.BoundedReach`): the block of segment n
-    begins with nothing, as many chunks in front of it as reach the state that the segment begins with. What these leave
-    of a state before them is less than rounding leaves. Where ALL do, the block of the segment before goes
-    on to this one, and this one's has nothing to do: the same chunks in the same order as of a whole sequence. No
-    segment is without a chunk."""
+class OverlappingSegments:
+    """Segments of a sequence that run at once, each from a state of zeros, warmed up by as many chunks in front of it
+    as still matter to the state that it begins with: what came before them is less than rounding leaves.
+
+    reach: (B, N - 1, HO) int32, of segments 1 to N - 1 of each sequence, how many chunks these are (see
+    `split.reach.Reach` and `channels.bounded.reach.BoundedReach`). Where ALL do, a head that does not forget, the block
+    of the segment before goes on through this one, and this one's block has nothing to do: the same chunks in the same
+    order as of a whole sequence. No segment is without a chunk."""
 
     def __init__(self, there: bool):
         self.there = there
@@ -47,10 +49,10 @@ class Walks:
         count = g.reach.shape[1] + 1
         return block // count, block % count
 
-    def of_block(self, g, t, segment, whole) -> Walk:
+    def of_block(self, g, t, segment, whole) -> ChunkRange:
         """What a block goes through. whole: chunks of its sequence."""
         if not self.there:
-            return Walk(Int32(0), None, whole)
+            return ChunkRange(Int32(0), None, whole)
         return self.of_segment(g, t, segment, whole)
 
     @cute.jit
@@ -67,10 +69,10 @@ class Walks:
                 going = reach[last] == ALL
             if going:
                 last += 1
-        kept, end = segment * each, cutlass.min((last + 1) * each, whole)
-        first = cutlass.select_(before < ALL, kept - before, end)
-        return Walk(*[cute.arch.make_warp_uniform(x) for x in (first, kept, end)])
+        stored_from, end = segment * each, cutlass.min((last + 1) * each, whole)
+        first = cutlass.select_(before < ALL, stored_from - before, end)
+        return ChunkRange(*[cute.arch.make_warp_uniform(x) for x in (first, stored_from, end)])
 
-    def keeps(self, leader, walk: Walk, chunk):
+    def stores(self, leader, span: ChunkRange, chunk):
         """Does this warp store a chunk's outputs?"""
-        return leader & (chunk >= walk.kept) if self.there else leader
+        return leader & (chunk >= span.stored_from) if self.there else leader

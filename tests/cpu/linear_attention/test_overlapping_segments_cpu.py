@@ -1,4 +1,4 @@
-"""Segments of few long sequences that one launch walks, where no GPU is needed: when there are some, and what is
+"""Overlapping segments of few long sequences, where no GPU is needed: when there are some, and what is
 launched."""
 import itertools
 
@@ -8,15 +8,15 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.catalog import shipped
+from tkq.linear_attention.overlap.plan import Sizes as OverlapSizes
+from tkq.linear_attention.overlap.plan import segments
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.split.plan import REACHED
 from tkq.linear_attention.split.spec import ReachSpec
-from tkq.linear_attention.walks.plan import Sizes as Walked
-from tkq.linear_attention.walks.plan import segments
 
 
 @pytest.mark.parametrize("states, dtype", [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)])
-def test_walks_of_the_delta_rule(states, dtype):
+def test_segments_of_the_delta_rule(states, dtype):
     """Two long sequences without gradients: one launch behind the one that says what reaches segments; both shipped.
     With gradients, of no gates, of short ones or of many there are none."""
     q, k, v = (torch.zeros(1, 8192, 32, 128, dtype=torch.bfloat16).expand(2, -1, -1, -1) for _ in range(3))
@@ -26,7 +26,7 @@ def test_walks_of_the_delta_rule(states, dtype):
         tkq.gated_delta_rule(q, k, v, g, beta, **more)
     (ahead, (_, _, _, found)), (rule, (_, others, *_)) = seen
     assert ahead.args == (ReachSpec("bf16", 128, {torch.float32: "fp32"}.get(dtype, "bf16")),)
-    assert rule.args[0].walks and rule.args[0].initial == rule.args[0].final == ("fp32" if states else None)
+    assert rule.args[0].overlapping and rule.args[0].initial == rule.args[0].final == ("fp32" if states else None)
     assert found.shape == (1, 4, 32) and others[-1].shape == (2, 1, 32)
     assert torch.equal(others[-1], found.view(2, 2, 32)[:, :1])
     assert {ahead, rule} <= {kernel.recipe for kernel in shipped()}
@@ -35,22 +35,23 @@ def test_walks_of_the_delta_rule(states, dtype):
                    (q, k, v.clone().requires_grad_(), g, beta)):
         with fake_gpu.launches() as seen:
             tkq.gated_delta_rule(*others)
-        assert not any(r.args[0].walks for r, _ in seen if isinstance(r.args[0], LinearSpec))
+        assert not any(r.args[0].overlapping for r, _ in seen if isinstance(r.args[0], LinearSpec))
 
 
-def test_walks_are_planned_as_time_says():
+def test_segments_are_planned_as_time_says():
     """Where all blocks have an SM each; more chunks that reach, or a shorter sequence, are no reason for more."""
     for B, H, S in itertools.product((1, 2, 3), (8, 16, 32, 48), (64, 2048, 2560, 8192, 1 << 18)):
-        counts = [segments(Walked(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
+        counts = [segments(OverlapSizes(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
         assert counts == sorted(counts, reverse=True) and (counts[0] == 1 or counts[0] * B * H <= 132)
-        assert segments(Walked(B, H, 2 * S, 1, 132, 8)) >= counts[2]
-    assert segments(Walked(2, 32, 8192, 1, 132, REACHED)) == 2 and segments(Walked(3, 32, 8192, 1, 132, REACHED)) == 1
+        assert segments(OverlapSizes(B, H, 2 * S, 1, 132, 8)) >= counts[2]
+    for sequences, count in ((2, 2), (3, 1)):
+        assert segments(OverlapSizes(sequences, 32, 8192, 1, 132, REACHED)) == count
 
 
 @pytest.mark.parametrize("more", [dict(gate="none"), dict(delta=None), dict(updates=True, inverse="out"),
                                   dict(packed="int32"), dict(value_dim=64), dict(checkpoints="fp32"),
                                   dict(pool="int32", initial="fp32", final="fp32"), dict(head_dim=96),
                                   dict(part="outputs", initial="fp32", inverse="in")])
-def test_what_is_not_walked(more):
+def test_what_does_not_overlap(more):
     with pytest.raises(ValueError, match="LinearSpec: reach, allowed is with delta and a gate"):
         LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32", reach=True) | more)

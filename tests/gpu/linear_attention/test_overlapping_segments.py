@@ -14,7 +14,7 @@ from tkq.linear_attention import launch as engine
 from tkq.linear_attention.config import ALL
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split import launch as split_launch
-from tkq.linear_attention.split.launch import in_walks, reach_of
+from tkq.linear_attention.split.launch import in_overlapping_segments, reach_of
 from tkq.runtime.device import arch
 from tkq.testing import assert_2x
 
@@ -46,7 +46,7 @@ def test_segments(S, count, K, V, dtype):
     assert ends[..., KEEPS].all() and not ends[:, :-1, FORGETS].any()
     whole = engine.launch(given, 0.1)
     with poisoned():
-        made = in_walks(given, 0.1, count)
+        made = in_overlapping_segments(given, 0.1, count)
     exact, peer = check(made, given, 0.1)
     assert torch.equal(made.o[:, :, KEEPS], whole.o[:, :, KEEPS])
     assert torch.equal(made.state[:, KEEPS], whole.state[:, KEEPS])
@@ -54,15 +54,15 @@ def test_segments(S, count, K, V, dtype):
     assert torch.equal(made.o[:, :edge], whole.o[:, :edge])
     for first in range(edge, S - 64, edge):  # where a state that is not there would show
         assert_2x(*(x.o[:, first:first + 64] for x in (made, exact, peer)), what=f"o behind {first}")
-    again = in_walks(given, 0.1, count)
+    again = in_overlapping_segments(given, 0.1, count)
     assert torch.equal(again.o, made.o) and torch.equal(again.state, made.state)
 
 
 def test_without_states():
     q, k, v, g, beta = of_all_kinds(1, 1100, 4, 128, 128)
     with poisoned():
-        made = in_walks(Given(q, k, v, g, beta), 0.1, 2)
-    with_state = in_walks(Given(q, k, v, g, beta, torch.zeros_like(state_of(v, 128)), F32), 0.1, 2)
+        made = in_overlapping_segments(Given(q, k, v, g, beta), 0.1, 2)
+    with_state = in_overlapping_segments(Given(q, k, v, g, beta, torch.zeros_like(state_of(v, 128)), F32), 0.1, 2)
     assert made.state is None and torch.equal(made.o, with_state.o)
 
 
@@ -72,7 +72,7 @@ def test_nan_ends_where_decays_end(where):
     in others it stays in its segment. NaN behind the end of each tensor is not read."""
     q, k, v, g, beta = of_all_kinds(1, 1500, 4, 128, 128)
     initial = state_of(v, 128)
-    clean = in_walks(Given(q, k, v, g, beta, initial, F32), 0.1, 3)
+    clean = in_overlapping_segments(Given(q, k, v, g, beta, initial, F32), 0.1, 3)
     held = [torch.full((1, 1600, *x.shape[2:]), math.nan, device="cuda", dtype=x.dtype) for x in (q, k, v, g, beta)]
     for x, y in zip(held, (q, k, v, g, beta)):
         x[:, :1500] = y
@@ -81,7 +81,7 @@ def test_nan_ends_where_decays_end(where):
         v[:, 100] = math.nan
     else:
         initial = torch.full_like(initial, math.nan)
-    made = in_walks(Given(q, k, v, g, beta, initial, F32), 0.1, 3)
+    made = in_overlapping_segments(Given(q, k, v, g, beta, initial, F32), 0.1, 3)
     assert torch.equal(made.o[:, 512:, FORGETS], clean.o[:, 512:, FORGETS])
     assert torch.equal(made.state[:, FORGETS], clean.state[:, FORGETS])
     assert made.o[:, 128:, KEEPS].isnan().all() and made.state[:, KEEPS].isnan().all()
@@ -90,8 +90,8 @@ def test_nan_ends_where_decays_end(where):
 def test_a_call_of_two_long_sequences(monkeypatch):
     """As a program makes it: in segments, with the results of float64, in a graph, too; bfloat16 beta."""
     assert arch.num_sms(torch.device("cuda")) >= 128
-    seen, run = [], split_launch.in_walks
-    monkeypatch.setattr(split_launch, "in_walks", lambda *given: seen.append(given[2]) or run(*given))
+    seen, run = [], split_launch.in_overlapping_segments
+    monkeypatch.setattr(split_launch, "in_overlapping_segments", lambda *given: seen.append(given[2]) or run(*given))
     q, k, v, g, beta = of_all_kinds(2, 2560, 32, 128, 128)
     initial, beta = state_of(v, 128), beta_of(v).bfloat16()
     with torch.no_grad(), poisoned():
