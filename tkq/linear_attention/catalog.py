@@ -206,7 +206,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
                            + 16 * (spec.part == "outputs") + (20 if spec.final else 4) * spec.overlapping)
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
-    roles = (few, 1), (some, 1), (many, groups)
+    roles = (few, 1), (some, config.scores), (many, groups)
     if not spec.writes:
         products = 4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta))
         return Expectation(tensor=products, waits_per_mma=1.5, local_memory=spilled(spec),

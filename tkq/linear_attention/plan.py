@@ -6,7 +6,8 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
-OF_PAIRS = 40, 104, 184  # registers: the producer's warpgroup makes what gates are for, too
+# of pairs, where the producer's warpgroup makes what gates are for, too: registers with one warpgroup of scores, and two
+OF_PAIRS = (40, 104, 184), (32, 80, 144)
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
@@ -28,7 +29,10 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     rest = (scores + groups + spec.summed) * tile
     rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
-    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads)
+    if heads == 1:
+        return LinearConfig(groups, stages, _registers(spec, groups))
+    apart = spec.gated and spec.head_dim <= CHUNK  # a wider state has no registers beside four warpgroups
+    return LinearConfig(groups, stages, OF_PAIRS[apart], heads, 1 + apart)
 
 
 def paired(spec: LinearSpec) -> bool:

@@ -14,10 +14,10 @@ class FactorWarps:
     that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
     there factors are handed over."""
 
-    def __init__(self, gate: Any, barrier: int):
+    def __init__(self, gate: Any, barrier: int, scores: int):
         """barrier: its number. count: of these warps; 0 where the scores' first warp makes the factors."""
         self.gate, self.heads, self.barrier = gate, gate.heads, barrier
-        self.count = gate.own_warps * gate.heads.count
+        self.count, self.scores = gate.own_warps * gate.heads.count, scores
 
     @cute.jit
     def beside(self, produce: Constexpr, g, s, t):
@@ -40,9 +40,12 @@ class FactorWarps:
             self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)
             s.scores.acquire_empty(room)
             self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))
-            self.meet()
+            self.meet(self.heads.head_of_warp())
             room.advance()
 
-    def meet(self):
+    def meet(self, head):
         """A chunk's factors are there: all that share the barrier."""
-        tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)
+        if self.scores > 1:
+            tk.sync(self.barrier + 3 * head, tk.WARPGROUP + 32)
+        else:
+            tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)

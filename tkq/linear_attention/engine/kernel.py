@@ -64,7 +64,7 @@ class LinearAttention:
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
         self.heads = Heads(config.heads)
         self.gate = Gate(spec, self.ssd, self.heads)
-        self.factors = FactorWarps(self.gate, SCORES_BARRIER)
+        self.factors = FactorWarps(self.gate, SCORES_BARRIER, config.scores)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -143,7 +143,7 @@ class LinearAttention:
             inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less, reach=operands.reach)
         parts, blocks = -(-self.segmented.columns // (CHUNK * c.groups // c.heads)), at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), self.segmented.blocks(operands, blocks)],
-                              block=[tk.WARPGROUP * (c.groups + 2), 1, 1], cluster=self.neighbours.launched(),
+                              block=[tk.WARPGROUP * (c.groups + 1 + c.scores), 1, 1], cluster=self.neighbours.launched(),
                               stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ class LinearAttention:
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
-                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 + 4 * n),
-                   al.pipe(2, 0, 4 * n, producers=4))
+                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 * (c.scores + n)),
+                   al.pipe(2, 0, 4 * n, producers=4 * c.scores))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
@@ -170,7 +170,7 @@ class LinearAttention:
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         (few, some, many), factors = c.registers, self.factors
         tk.assign((tk.Role(lambda _: factors.beside(self.produce, g, s, t), few, warps=1 + factors.count),
-                   tk.Role(lambda _: self.make_scores(g, s, t), some),
+                   tk.Role(lambda wg: self.make_scores(g, s, t, wg), some, c.scores),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
         self.neighbours.end()
 
@@ -210,7 +210,7 @@ class LinearAttention:
         return found + self.delta.tokens_of(g, s.delta, t, (stage, chunk))
 
     @cute.jit
-    def make_scores(self, g, s, t):
+    def make_scores(self, g, s, t, wg):
         """P of each chunk, and beside it, of one head, what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
@@ -223,8 +223,9 @@ class LinearAttention:
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             if const_expr(not self.spec.delta):
                 self.gate.ask(g, t, self.order(t, i + 1), gates)
-            self.factors.meet()
-            for head in cutlass.range_constexpr(self.heads.count):
+            self.factors.meet(wg)
+            for i_head in cutlass.range_constexpr(self.heads.count // self.config.scores):
+                head = wg if const_expr(self.config.scores > 1) else i_head
                 between = self.gate.between(s.gate, gates, self.heads.place(out, head))
                 tk.mma_wait(0)
                 if const_expr(self.spec.scored):
