@@ -27,3 +27,10 @@ class FeatureConfig:
     """registers: of a thread of the producer, of the state's warpgroups and of the gradients'."""
 
     registers: tuple = (24, 160, 168)
+
+
+@dataclass(frozen=True)
+class QueryConfig:
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+
+    registers: tuple = (24, 168, 152)

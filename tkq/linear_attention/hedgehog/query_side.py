@@ -1,0 +1,172 @@
+"""The sides of the queries' kernel: the parts that have the state, and the gradients of features."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
+from tkq.linear_attention.hedgehog.config import WARPS
+from tkq.linear_attention.hedgehog.feature_tiles import near_power
+from tkq.linear_attention.hedgehog.features import LEAST, softmax
+from tkq.linear_attention.hedgehog.query_tiles import FEATURES
+from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.weights import following
+
+SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
+
+
+@dataclass(frozen=True)
+class Side:
+    """Registers of one side's 64 features."""
+
+    sum: tk.RegTile  # features by D
+    dmap: tk.RegTile  # the map's gradient, transposed: its columns by half of D
+    e: tk.RegTile
+    d: tk.RegTile  # the features' gradients
+    row: tk.RowVec
+    inner: tk.RowVec
+    far: tk.RowVec
+    delta: tk.RowVec
+    weight: tk.RowVec
+    ones: tk.RowVec
+    total: cute.Tensor  # of a feature of the first 64 threads each: the sum over tokens
+
+
+class SidePart:
+    """One side's 64 features by D, from the first chunk to the last, and what queries have of them."""
+
+    def __init__(self, spec: FeatureSpec, dtype: Any):
+        self.spec, self.dtype = spec, dtype
+
+    @cute.jit
+    def run(self, g, s, t, side):
+        D = self.spec.head_dim
+        c = Side(tk.rt_fl(D), tk.rt_fl(D // 2), tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), *[tk.rv() for _ in range(6)],
+                 cute.make_rmem_tensor((1,), Float32))
+        tk.zero(c.sum)
+        tk.zero(c.dmap)
+        tk.fill(c.ones, 1.0)
+        c.total[0] = Float32(0.0)
+        less, _ = near_power(self.spec, g, t)
+        scale = g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))  # of -y: dy's sign
+        tokens = s.queries.ring()  # one count for all pipes
+        s.map_pipe.wait(s.map_pipe.ring())
+        self.begin_y(s, c, tokens)
+        tk.mma_wait(0)
+        for i in cutlass.range(t.chunks, unroll=1):
+            tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+            self.take_state(s, c, side, tokens)
+            tk.mul(c.weight, c.weight, scale)
+            self.put_gradients(s, c, side, tokens)
+            self.add_keys(s, c, side, tokens, i)
+            tokens.advance()
+        _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
+        tk.mul(c.dmap, c.dmap, power)
+        of_head = g.dmap[t.batch, t.head, None, None]
+        transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
+        tk.store_elements(transposed, c.dmap, 0, side * (D // 2))
+
+    def begin_y(self, s, c, tokens):
+        s.queries.wait(tokens)
+        tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
+
+    @cute.jit
+    def softmax(self, c, side):
+        if side == 0:
+            softmax(c.e, c.row, c.e, 1.0)
+        else:
+            softmax(c.e, c.row, c.e, -1.0)
+
+    @cute.jit
+    def take_state(self, s, c, side, tokens):
+        """d = what a chunk has of the state, which is rounded; e: the softmax of its y."""
+        sums, total, one = s.sums, c.total, tk.Ring(tokens.count, 1)
+        tk.store(s.state[side], c.sum)
+        if tk.thread_in_warpgroup() < FEATURES:
+            sums[tk.thread_in_warpgroup(), side] = total[0]
+        tk.publish()
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        s.outputs.wait(one)
+        tk.mm_ABt(c.d, s.a[0], s.state[side])
+        self.softmax(c, side)
+        tk.mma_wait(0)
+        s.outputs.release(one)
+
+    @cute.jit
+    def put_gradients(self, s, c, side, tokens):
+        """dy and less of one side."""
+        one, deltas = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.deltas.stages)
+        s.deltas.wait(deltas)
+        for r in cutlass.range_constexpr(2):
+            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, deltas.stage]
+        s.deltas.release(deltas)
+        self.add_features(s, c, side)
+        s.dys.acquire_empty(one)
+        dy = tk.rt(FEATURES, self.dtype)
+        tk.apply_narrow(dy, lambda z, d, weight, inner: z * cute.math.fma(d, weight, inner), c.e, c.d, c.weight,
+                        c.inner)
+        tk.store(s.dy[side], dy)
+        tk.store_rows(s.less[None, side], c.far, 0, CHUNK)
+        tk.publish()
+        s.dys.commit(one)
+
+    def add_features(self, s, c, side):
+        """d: gradients of features; far: what they have of them; inner: what the softmax takes from each, with dy's
+        weight."""
+        sums = s.sums[None, side]
+        sums = cute.make_tensor(sums.iterator, cute.make_layout((2, FEATURES // 2)))
+        tk.zero(c.inner)
+        tk.zero(c.far)
+        view, d = c.e.rows_view, c.d.rows_view
+        for block in range(FEATURES // 8):
+            cols = cute.make_rmem_tensor((2,), Float32)
+            cute.autovec_copy(sums[None, 4 * block + tk.lane_id() % 4], cols)
+            for r in range(2):
+                for n in range(2):
+                    j = 2 * block + n
+                    one, found = view[r, j], d[r, j] - c.delta.tensor[r] * cols[n]
+                    least = one < LEAST
+                    feature = Float32(cutlass.select_(least, Float32(LEAST), one))
+                    c.far.tensor[r] = cute.math.fma(feature, found, c.far.tensor[r])
+                    d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))
+                    c.inner.tensor[r] = cute.math.fma(one, d[r, j], c.inner.tensor[r])
+        tk.quad_sum(c.inner)
+        tk.quad_sum(c.far)
+        tk.apply(c.inner, lambda x, weight: -x * weight, c.inner, c.weight)
+
+    @cute.jit
+    def add_keys(self, s, c, side, tokens, i):
+        """The state takes up the chunk before; of the map's gradient half of the rows, of both sides' dy; the next
+        chunk's y."""
+        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
+        parts, total, of_y = s.parts, c.total, s.of_y[side * Int32(self.spec.head_dim // FEATURES)]
+        s.keys.wait(before)
+        tk.mm_AB(c.e, s.y[before.stage], s.maps[1])
+        s.dys.wait(one)
+        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
+        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)
+        tk.mma_wait(2)
+        s.keys.release(before)
+        self.softmax(c, side)
+        tk.apply(c.e, lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), c.e)
+        tk.mma_wait(0)
+        s.dys.release(one)
+        s.queries.release(tokens)
+        tk.store(of_y, c.e)
+        for n, found in enumerate(warp_columns(c.e, c.ones)):
+            parts[lane_column() + n, WARPS * side + tk.warp_id() % WARPS] = found
+        tk.publish()
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        if i > 0 and tk.thread_in_warpgroup() < FEATURES:
+            for warp in cutlass.range_constexpr(WARPS):
+                total[0] = total[0] + parts[tk.thread_in_warpgroup(), WARPS * side + warp]
+        s.values.wait(before)
+        tk.mma_AtB(c.sum, of_y, s.b[before.stage])
+        self.begin_y(s, c, following(tokens))
+        tk.mma_wait(0)
+        s.values.release(before)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and parts have been read

@@ -1,0 +1,82 @@
+"""Of the window's part of the gradients: what each query's row adds up, and the factors' gradients that come of it."""
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.weights import EPS
+
+LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
+COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Registers of the window's warpgroup, numbers of its tokens."""
+
+    most: tk.RowVec
+    inverse: tk.RowVec
+    delta: tk.RowVec
+    weight: tk.RowVec  # window * inverse
+    total: tk.RowVec  # sums of exponentials
+    of_do: tk.RowVec  # of exponentials times dp
+    less: tk.RowVec
+    count: tk.RowVec  # of the largest
+    far: tk.RowVec
+    exact: tk.RowVec
+    found: tk.RowVec
+
+
+def make_rows() -> Rows:
+    return Rows(*[tk.rv() for _ in range(11)])
+
+
+def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
+    """Scores become exponentials, as the forward has them; a bit for each that is the largest of its row: 16 times the
+    row, and the column."""
+    bits, view = Int32(0), x.rows_view
+    for r in range(2):
+        most = rows.most.tensor[r] * scale
+        for j in range(COLUMNS):
+            bits = bits | cutlass.select_(view[r, j] == rows.most.tensor[r], _bit(r * COLUMNS + j), Int32(0))
+            view[r, j] = cute.math.exp2(view[r, j] * scale - most, fastmath=True)
+    return bits
+
+
+def _bit(n):
+    return Int32((1 << n) - (1 << 32 if n == 31 else 0))
+
+
+def add_sums(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
+    """What the exponentials x of some of the keys add to their rows' sums: of each thread its part."""
+    e, d = x.rows_view, dp.rows_view
+    for r in range(2):
+        for j in range(COLUMNS):
+            rows.total.tensor[r] = rows.total.tensor[r] + e[r, j]
+            rows.of_do.tensor[r] = cute.math.fma(e[r, j], d[r, j], rows.of_do.tensor[r])
+
+
+def numbers(rows: Rows, factors, put):
+    """found = what the scores that are largest get less, each of them. put: a function of 0 or 1 and `found`, which then
+    is the linear factor's, the window's gradient of each token."""
+    linear, window = factors
+    for vector in (rows.total, rows.of_do, rows.count):
+        tk.quad_sum(vector)
+    one_over = cute.arch.rcp_approx(linear)
+    tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
+             rows.total)
+    tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
+        window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.less, rows.delta, rows.far)
+    # what is before the window is known from the denominator where it has a part in it: not where linear is near 0
+    known = lambda inverse, far: cutlass.select_(
+        cute.math.absf(far * inverse) > LEAST_SHARE, far * one_over, Float32(0.0))
+    tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+        less + (delta - exact) * known(inverse, far)), rows.inverse, rows.less, rows.delta, rows.exact, rows.far)
+    put(0, rows.found)
+    tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+             rows.of_do, rows.exact, rows.total)
+    put(1, rows.found)
+    tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
