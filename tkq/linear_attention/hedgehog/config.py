@@ -33,4 +33,4 @@ class FeatureConfig:
 class QueryConfig:
     """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
 
-    registers: tuple = (24, 168, 152)
+    registers: tuple = (24, 192, 104)

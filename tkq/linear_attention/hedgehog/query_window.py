@@ -107,12 +107,12 @@ class WindowPart:
         tk.mul(rows.weight, rows.inverse, g.window[t.head])
         for vector in (rows.total, rows.of_do):
             tk.zero(vector)
-        s.queries.wait(tokens)
-        s.outputs.wait(one)
-        self.begin_scores(s, c, tokens, before)
         if tk.warp_id() % 4 == 0:
             tk.store_wait()
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left the room of ds
+        s.queries.wait(tokens)
+        s.outputs.wait(one)
+        self.begin_scores(s, c, tokens, before)
         tk.mma_wait(1)
         if i == 0:
             tk.neg_infty(c.x)
@@ -186,7 +186,6 @@ class WindowPart:
         tk.mma_AB(c.dq, s.ds[0], s.y[now.stage])
         tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
         s.queries.release(tokens)
-        self.put_deltas(g, s, t, c, following(tokens), i + 1)
         tk.mma_wait(0)
         s.dys.release(one)
         s.keys.release(before)
@@ -196,3 +195,4 @@ class WindowPart:
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
         if tk.warp_id() % 4 == 0:
             tk.store_async(g.dx, s.out[0], (t.batch, t.head, i, 0))
+        self.put_deltas(g, s, t, c, following(tokens), i + 1)

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.weights import EPS
+from tkq.tile.assembly import made_here
 
 LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
 COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
@@ -43,7 +44,7 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
         for j in range(COLUMNS):
             bits = bits | cutlass.select_(view[r, j] == rows.most.tensor[r], _bit(r * COLUMNS + j), Int32(0))
             view[r, j] = cute.math.exp2(view[r, j] * scale - most, fastmath=True)
-    return bits
+    return made_here(bits)
 
 
 def _bit(n):
@@ -57,6 +58,8 @@ def add_sums(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
         for j in range(COLUMNS):
             rows.total.tensor[r] = rows.total.tensor[r] + e[r, j]
             rows.of_do.tensor[r] = cute.math.fma(e[r, j], d[r, j], rows.of_do.tensor[r])
+        for vector in (rows.total, rows.of_do):
+            vector.tensor[r] = made_here(vector.tensor[r])
 
 
 def numbers(rows: Rows, factors, put):
