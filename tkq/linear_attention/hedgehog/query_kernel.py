@@ -4,14 +4,14 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.query_side import SidePart
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES, SIDE_WARPS, SIDES, Globals, Operands, Shared
+from tkq.linear_attention.hedgehog.query_tiles import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.runtime.compile import fake
@@ -31,19 +31,20 @@ class QueryGradients:
     share and the factors' gradients are sums of rows: `window_rows`. A block has one head of one sequence and walks
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
     each chunk takes from shared memory, rounded, and dy's part. The third has the window, the keys of the chunk before
-    first, as those of the chunk itself come last, and adds up dq. delta is its, a chunk ahead.
+    first, as those of the chunk itself come last, and adds up dq. delta is its, too: the diagonal of O dO'.
 
       producer (a warp)   maps; X A, Y B of a chunk | of the next | ..
       sides (2)           S A' -> dy; W' += dy' X; f(Y), S += f(Y)' B of the chunk before; X W of the next | ..
-      window (1)          X Y', A B' of the chunk before, of the own: ds; dy W' + ds Y -> dq; o do of the next | ..
+      window (1)          O A': delta; X Y', A B' of the chunk before, of the own: ds; dy W' + ds Y -> dq | ..
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
       queries   2        producer's bytes (1)         warps of sides and window (12): X; behind the last chunk zeros
-      outputs   1        producer's bytes (1)         the same (12): A
+      gradients 1        producer's bytes (1)         the same (12): A
+      outputs   1        producer's bytes (1)         warps of the window (4): O
       keys      2        producer's bytes (1)         the same (12), a chunk later: Y; first zeros, of no chunk
       values    2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
-      deltas    2        warps of the window (4)      warps of the sides (8)
+      deltas    1        warps of the window (4)      warps of the sides (8)
       dys       1        warps of the sides (8)       warps of sides and window (12): dy and less of both sides
 
     A side's features of keys lie where its S was, once all warps of both sides have multiplied by S, which dys tells;
@@ -79,11 +80,11 @@ class QueryGradients:
         """others: those of `Operands` behind q. scale: of scores."""
         o = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
-        q, k, do, v, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
-                           for z in (o.q, o.k, o.do, o.v, o.dq)]
+        q, k, do, v, outputs, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
+                           for z in (o.q, o.k, o.do, o.v, o.o, o.dq)]
         maps = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 2, 0])) for z in (o.q_map, o.k_map)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], *[tk.gl.load(z, self.map_tile) for z in maps],
-                    o.do, o.o, o.inverse, o.most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), o.delta,
+                    tk.gl.load(outputs, self.x_tile), o.inverse, o.most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), o.delta,
                     o.share, o.of_factors, o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -94,15 +95,19 @@ class QueryGradients:
     def kernel(self, g: Globals):
         al, x, all_warps = tk.SharedAllocator(), self.x_tile, SIDE_WARPS + WARPS
         out, state = al.tile(x), al.tile(self.state_tile, SIDES)
-        ds = out.scratch(self.f_tile) if self.spec.head_dim == 2 * CHUNK else al.tile(self.f_tile, 2)
-        s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2), state,
-                   state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, al.vector(FEATURES, SIDE_WARPS),
-                   al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK, 2),
+        if const_expr(self.spec.head_dim == 2 * CHUNK):
+            ds, parts = out.scratch(self.f_tile), state.scratch(PARTS_TILE)
+        else:
+            ds, parts = al.tile(self.f_tile, 2), al.tile(PARTS_TILE, SIDES)
+        s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x), state,
+                   state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, parts,
+                   al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
                    al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(2, 0, SIDE_WARPS, producers=WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS))
-        tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.outputs, s.keys, s.values, s.deltas,
-                                                  s.dys)])
+                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, SIDE_WARPS, producers=WARPS),
+                   al.pipe(1, 0, all_warps, producers=SIDE_WARPS))
+        tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
+                                                  s.deltas, s.dys)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, many, some = self.config.registers
@@ -112,16 +117,18 @@ class QueryGradients:
 
     @cute.jit
     def produce(self, g, s, t):
-        tk.prefetch(g.x_map, g.y_map, g.x, g.a, g.y, g.b, g.dx)
+        tk.prefetch(g.x_map, g.y_map, g.x, g.a, g.o, g.y, g.b, g.dx)
         of_maps = s.map_pipe.acquire(s.map_pipe.ring())
         tk.load_async(s.maps[0], g.x_map, (t.head, 0, 0), of_maps)
         tk.load_async(s.maps[1], g.y_map, (t.head, 0, 0), of_maps)
-        queries, outputs, keys, values = s.queries.ring(), s.outputs.ring(), s.keys.ring(), s.values.ring()
+        queries, gradients, outputs, keys, values = (
+            pipe.ring() for pipe in (s.queries, s.gradients, s.outputs, s.keys, s.values))
         self.load(g.x, s.x, s.queries, queries, t, 0)
         self.load(g.y, s.y, s.keys, keys, t, t.chunks)
         self.load(g.b, s.b, s.values, values, t, t.chunks)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.load(g.a, s.a, s.outputs, outputs, t, i)
+            self.load(g.o, s.o, s.outputs, outputs, t, i)
+            self.load(g.a, s.a, s.gradients, gradients, t, i)
             self.load(g.b, s.b, s.values, values, t, i)
             self.load(g.y, s.y, s.keys, keys, t, i)
             self.load(g.x, s.x, s.queries, queries, t, i + 1)

@@ -12,7 +12,7 @@ from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES
+from tkq.linear_attention.hedgehog.query_tiles import FEATURES, SIDES
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
 
@@ -58,8 +58,8 @@ class SidePart:
         self.begin_y(s, c, tokens)
         tk.mma_wait(0)
         for i in cutlass.range(t.chunks, unroll=1):
-            tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
             self.take_state(s, c, side, tokens)
+            tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
             tk.mul(c.weight, c.weight, scale)
             self.put_gradients(s, c, side, tokens)
             self.add_keys(s, c, side, tokens, i)
@@ -69,6 +69,15 @@ class SidePart:
         of_head = g.dmap[t.batch, t.head, None, None]
         transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
         tk.store_elements(transposed, c.dmap, 0, side * (D // 2))
+
+    def of_y(self, s, side):
+        """Where a side's features of keys lie: at the beginning of its state."""
+        return s.of_y[side * Int32(s.of_y.stages // SIDES)]
+
+    def parts(self, s, side):
+        """Of a state that is twice as large as the features behind these."""
+        each = s.parts.stages // SIDES
+        return s.parts[side * Int32(each) + Int32(each // 2)].tensor
 
     def begin_y(self, s, c, tokens):
         s.queries.wait(tokens)
@@ -90,20 +99,20 @@ class SidePart:
             sums[tk.thread_in_warpgroup(), side] = total[0]
         tk.publish()
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
-        s.outputs.wait(one)
+        s.gradients.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
         self.softmax(c, side)
         tk.mma_wait(0)
-        s.outputs.release(one)
+        s.gradients.release(one)
 
     @cute.jit
     def put_gradients(self, s, c, side, tokens):
         """dy and less of one side."""
-        one, deltas = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.deltas.stages)
-        s.deltas.wait(deltas)
+        one = tk.Ring(tokens.count, 1)
+        s.deltas.wait(one)
         for r in cutlass.range_constexpr(2):
-            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, deltas.stage]
-        s.deltas.release(deltas)
+            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
+        s.deltas.release(one)
         self.add_features(s, c, side)
         s.dys.acquire_empty(one)
         dy = tk.rt(FEATURES, self.dtype)
@@ -143,7 +152,7 @@ class SidePart:
         """The state takes up the chunk before; of the map's gradient half of the rows, of both sides' dy; the next
         chunk's y."""
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
-        parts, total, of_y = s.parts, c.total, s.of_y[side * Int32(self.spec.head_dim // FEATURES)]
+        of_y, parts, total = self.of_y(s, side), self.parts(s, side), c.total
         s.keys.wait(before)
         tk.mm_AB(c.e, s.y[before.stage], s.maps[1])
         s.dys.wait(one)
@@ -158,12 +167,12 @@ class SidePart:
         s.queries.release(tokens)
         tk.store(of_y, c.e)
         for n, found in enumerate(warp_columns(c.e, c.ones)):
-            parts[lane_column() + n, WARPS * side + tk.warp_id() % WARPS] = found
+            parts[tk.warp_id() % WARPS, lane_column() + n] = found
         tk.publish()
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
         if i > 0 and tk.thread_in_warpgroup() < FEATURES:
             for warp in cutlass.range_constexpr(WARPS):
-                total[0] = total[0] + parts[tk.thread_in_warpgroup(), WARPS * side + warp]
+                total[0] = total[0] + parts[warp, tk.thread_in_warpgroup()]
         s.values.wait(before)
         tk.mma_AtB(c.sum, of_y, s.b[before.stage])
         self.begin_y(s, c, following(tokens))

@@ -11,6 +11,7 @@ from tkq.linear_attention.hedgehog.config import WARPS
 FEATURES = 64  # columns of a map
 SIDES = 2  # features of y, of -y: a warpgroup each
 SIDE_WARPS = SIDES * WARPS
+PARTS_TILE = tk.st(8, FEATURES, Float32)  # what the warps of a side add to sums: the fewest rows, of which WARPS are used
 
 
 class Operands(NamedTuple):
@@ -45,8 +46,7 @@ class Globals:
     b: tk.gl  # values
     x_map: tk.gl
     y_map: tk.gl
-    do: cute.Tensor  # a's rows
-    o: cute.Tensor
+    o: tk.gl
     inverse: cute.Tensor
     most: cute.Tensor
     largest: cute.Tensor
@@ -68,17 +68,19 @@ class Shared:
     a: tk.SharedTile
     y: tk.SharedTile
     b: tk.SharedTile
+    o: tk.SharedTile
     state: tk.SharedTile  # of each side, rounded: 64 features by D
     of_y: tk.SharedTile  # features of each side, in the room of its state
     dy: tk.SharedTile  # of each side
     ds: tk.SharedTile  # gradients of scores: of the chunk's own keys, of those of the chunk before
     out: tk.SharedTile
-    parts: cute.Tensor  # of each warp of the sides: what a chunk adds to sums
+    parts: tk.SharedTile  # of each warp of a side: what a chunk adds to sums; behind its features
     sums: cute.Tensor  # of features, of each side
     less: cute.Tensor  # of each side
-    delta: cute.Tensor  # of two chunks
+    delta: cute.Tensor
     map_pipe: tk.Pipe
     queries: tk.Pipe
+    gradients: tk.Pipe
     outputs: tk.Pipe
     keys: tk.Pipe
     values: tk.Pipe

@@ -13,11 +13,9 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import COLUMNS, Rows, add_sums, exponentials, make_rows, numbers
-from tkq.tile import vectors
 from tkq.tile.assembly import opaque_sum
 
 WINDOW_BARRIER = 3  # the named barrier of the warpgroup
-LANES, VECTOR = 4, 8  # threads that have a row, and the neighbours that each has of it
 
 
 @dataclass(frozen=True)
@@ -49,51 +47,16 @@ class WindowPart:
         c = Window(tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), tk.rt_fl(self.spec.head_dim), make_rows(),
                    cute.make_rmem_tensor((2,), Int32))
         tokens = s.queries.ring()  # one count for all pipes
-        self.prefetch_outputs(g, t, 1)
-        self.put_deltas(g, s, t, c, tokens, 0)
         s.map_pipe.wait(s.map_pipe.ring())
         s.keys.wait(s.keys.ring())
         s.values.wait(s.values.ring())
         for i in cutlass.range(t.chunks, unroll=1):
             before = tk.Ring(tokens.count, s.keys.stages)
-            self.prefetch_outputs(g, t, i + 2)
             self.make_scores(g, s, t, c, (tokens, before), i)
             self.lower_largest(g, s, t, c, tokens, i)
             self.put_queries(g, s, t, c, (tokens, before), i)
             tokens.advance()
         tk.store_wait(read=False)
-
-    # ---- delta -----------------------------------------------------------------------------------
-
-    @cute.jit
-    def put_deltas(self, g, s, t, c, tokens, i):
-        """delta = o do of chunk i, to shared and to global memory. A row's four threads take pieces of 16 bytes in
-        turns, straight from global memory."""
-        here, deltas, rows = anew(t), tk.Ring(tokens.count, s.deltas.stages), c.rows
-        for r in cutlass.range_constexpr(2):
-            token = cutlass.min(i * CHUNK + tk.first_row() + 8 * r, g.tokens - 1)
-            rows.delta.tensor[r] = self.row_dot(g, here, token)
-        tk.quad_sum(rows.delta)
-        s.deltas.acquire_empty(deltas)
-        tk.store_rows(s.delta[None, deltas.stage], rows.delta, 0, CHUNK)
-        s.deltas.commit(deltas)
-        tk.store_rows(g.delta[here.batch, None, here.head], rows.delta, i * CHUNK, g.tokens)
-
-    def row_dot(self, g, here, token):
-        """This thread's part of a row's."""
-        total = Float32(0.0)
-        for n in range(self.spec.head_dim // (VECTOR * LANES)):
-            at = here.batch, token, here.head, VECTOR * (LANES * n + tk.lane_id() % LANES)
-            for o, do in zip(*(vectors.wide(vectors.load(vectors.run_at(m, at, VECTOR))) for m in (g.o, g.do))):
-                total = cute.math.fma(o, do, total)
-        return total
-
-    def prefetch_outputs(self, g, t, i):
-        """Of a chunk that is to come, to L2: nothing else brings them. Half a row of each thread."""
-        here, thread = anew(t), tk.thread_in_warpgroup()
-        token = cutlass.min(i * CHUNK + thread // 2, g.tokens - 1)
-        at = here.batch, token, here.head, thread % 2 * (self.spec.head_dim // 2)
-        vectors.prefetch(vectors.run_at(g.o, at, VECTOR))
 
     # ---- scores ----------------------------------------------------------------------------------
 
@@ -111,8 +74,13 @@ class WindowPart:
             tk.store_wait()
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left the room of ds
         s.queries.wait(tokens)
+        s.gradients.wait(one)
         s.outputs.wait(one)
-        self.begin_scores(s, c, tokens, before)
+        tk.mm_ABt(c.dp, s.o[0], s.a[0])
+        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[before.stage])
+        tk.mma_wait(1)
+        self.put_deltas(g, s, here, c, one, i)
+        tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
         tk.mma_wait(1)
         if i == 0:
             tk.neg_infty(c.x)
@@ -120,15 +88,23 @@ class WindowPart:
         s.values.release(before)
         s.keys.wait(now)
         s.values.wait(now)
-        self.begin_scores(s, c, tokens, now)
+        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[now.stage])
+        tk.mm_ABt(c.dp, s.a[0], s.b[now.stage])
         tk.mma_wait(1)
         tk.right_fill(c.x, 1, -Float32.inf, diagonal=True)
         self.put_scores(g, s, c, 0)
-        s.outputs.release(one)
+        s.gradients.release(one)
 
-    def begin_scores(self, s, c, tokens, keys):
-        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[keys.stage])
-        tk.mm_ABt(c.dp, s.a[0], s.b[keys.stage])
+    @cute.jit
+    def put_deltas(self, g, s, here, c, one, i):
+        """delta, the diagonal of dp = O dO', to shared and to global memory."""
+        delta = c.rows.delta
+        diagonal(delta, c.dp)
+        s.outputs.release(one)
+        s.deltas.acquire_empty(one)
+        tk.store_rows(s.delta[None, 0], delta, 0, CHUNK)
+        s.deltas.commit(one)
+        tk.store_rows(g.delta[here.batch, None, here.head], delta, i * CHUNK, g.tokens)
 
     def put_scores(self, g, s, c, n):
         rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
@@ -175,7 +151,7 @@ class WindowPart:
 
     @cute.jit
     def put_queries(self, g, s, t, c, rings, i):
-        """dq to global memory; the next chunk's delta meanwhile."""
+        """dq to global memory."""
         (tokens, before), maps = rings, s.maps
         one, now = tk.Ring(tokens.count, 1), following(before)
         tk.mm_ABt(c.dq, s.dy[0], maps[0])
@@ -195,4 +171,16 @@ class WindowPart:
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
         if tk.warp_id() % 4 == 0:
             tk.store_async(g.dx, s.out[0], (t.batch, t.head, i, 0))
-        self.put_deltas(g, s, t, c, following(tokens), i + 1)
+
+
+def diagonal(v: tk.RowVec, x: tk.RegTile):
+    """v[i] = x[i, i], x: 64 x 64. Whole warps."""
+    lane, warp, view = tk.lane_id(), tk.warp_id() % 4, x.rows_view
+    for r in range(2):
+        found = Float32(0.0)
+        for n in range(4):
+            for odd in range(2):
+                here = (warp == n) & (lane // 4 % 2 == odd)
+                found = cutlass.select_(here, view[r, 4 * n + 2 * r + odd], found)
+        v.tensor[r] = cutlass.select_(lane % 4 == lane // 8, found, Float32(0.0))
+    tk.quad_sum(v)
