@@ -42,3 +42,10 @@ def made_here(x, *, loc=None, ip=None):
     whole = isinstance(x, Int32)
     text, kind, of = ("=r,r", T.i32(), Int32) if whole else ("=f,f", T.f32(), Float32)
     return of(ptx((x,), "mov.b32 $0, $1;", text, loc, ip, kind))
+
+
+@dsl_user_op
+def bit_if_equal(bits: Int32, n: int, a: Float32, b: Float32, *, loc=None, ip=None) -> Int32:
+    """bits, with bit n where a == b: two instructions."""
+    text = f"{{ .reg .pred p; setp.eq.f32 p, $2, $3; mov.b32 $0, $1; @p or.b32 $0, $0, {1 << n}; }}"
+    return Int32(ptx((bits, a, b), text, "=r,r,f,f", loc, ip, T.i32(), pure=True))

@@ -12,7 +12,7 @@ from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import COLUMNS, Rows, add_sums, exponentials, make_rows, numbers
+from tkq.linear_attention.hedgehog.window_rows import COLUMNS, Rows, add_products, exponentials, make_rows, numbers
 from tkq.tile.assembly import opaque_sum
 
 WINDOW_BARRIER = 3  # the named barrier of the warpgroup
@@ -68,7 +68,7 @@ class WindowPart:
         tk.load_rows(rows.most, g.most[here.batch, None, here.head], i * CHUNK, g.tokens)
         tk.load_rows(rows.inverse, g.inverse[here.batch, None, here.head], i * CHUNK, g.tokens)
         tk.mul(rows.weight, rows.inverse, g.window[t.head])
-        for vector in (rows.total, rows.of_do):
+        for vector in (rows.total, rows.of_do, rows.count):
             tk.zero(vector)
         if tk.warp_id() % 4 == 0:
             tk.store_wait()
@@ -110,7 +110,7 @@ class WindowPart:
         rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
         c.largest[n] = exponentials(c.x, rows, g.scale * tk.LOG2E)
         tk.mma_wait(0)
-        add_sums(rows, c.x, c.dp)
+        add_products(rows, c.x, c.dp)
         tk.apply_narrow(narrow, lambda e, d, weight, delta: g.scale * (e * weight * (d - delta)), c.x, c.dp,
                         rows.weight, rows.delta)
         tk.store(s.ds[n], narrow)
@@ -119,9 +119,6 @@ class WindowPart:
     def lower_largest(self, g, s, t, c, tokens, i):
         """ds, once both sides have told less; the factors' gradients, to global memory."""
         rows, here, one = c.rows, anew(t), tk.Ring(tokens.count, 1)
-        for r in cutlass.range_constexpr(2):
-            found = [(c.largest[n] >> (COLUMNS * r)) & Int32((1 << COLUMNS) - 1) for n in range(2)]
-            rows.count.tensor[r] = Float32(Int32(cute.arch.popc(found[0]) + cute.arch.popc(found[1])))
         s.dys.wait(one)
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.weights import EPS
-from tkq.tile.assembly import made_here
+from tkq.tile.assembly import bit_if_equal, made_here
 
 LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
 COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
@@ -36,30 +36,32 @@ def make_rows() -> Rows:
 
 
 def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
-    """Scores become exponentials, as the forward has them; a bit for each that is the largest of its row: 16 times the
-    row, and the column."""
-    bits, view = Int32(0), x.rows_view
+    """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
+    for each that is the largest of its row: 16 times the row, and the column."""
+    bits, view = [], x.rows_view
     for r in range(2):
-        most = rows.most.tensor[r] * scale
+        mine = Int32(0)
         for j in range(COLUMNS):
-            bits = bits | cutlass.select_(view[r, j] == rows.most.tensor[r], _bit(r * COLUMNS + j), Int32(0))
+            mine = bit_if_equal(mine, j, view[r, j], rows.most.tensor[r])
+        count = made_here(Int32(cute.arch.popc(mine)))
+        rows.count.tensor[r] = rows.count.tensor[r] + Float32(count)
+        # exponentials, which never have so many, wait for the bits, and take the registers of scores
+        most = cutlass.select_(count > COLUMNS, Float32(0.0), rows.most.tensor[r] * scale)
+        for j in range(COLUMNS):
             view[r, j] = cute.math.exp2(view[r, j] * scale - most, fastmath=True)
-    return made_here(bits)
+            rows.total.tensor[r] = rows.total.tensor[r] + view[r, j]
+        rows.total.tensor[r] = made_here(rows.total.tensor[r])
+        bits.append(mine)
+    return bits[0] | bits[1] << COLUMNS
 
 
-def _bit(n):
-    return Int32((1 << n) - (1 << 32 if n == 31 else 0))
-
-
-def add_sums(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
-    """What the exponentials x of some of the keys add to their rows' sums: of each thread its part."""
+def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
+    """What exponentials times dp add to their rows' sums: of each thread its part."""
     e, d = x.rows_view, dp.rows_view
     for r in range(2):
         for j in range(COLUMNS):
-            rows.total.tensor[r] = rows.total.tensor[r] + e[r, j]
             rows.of_do.tensor[r] = cute.math.fma(e[r, j], d[r, j], rows.of_do.tensor[r])
-        for vector in (rows.total, rows.of_do):
-            vector.tensor[r] = made_here(vector.tensor[r])
+        rows.of_do.tensor[r] = made_here(rows.of_do.tensor[r])
 
 
 def numbers(rows: Rows, factors, put):
