@@ -34,3 +34,10 @@ class QueryConfig:
     """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
 
     registers: tuple = (24, 192, 104)
+
+
+@dataclass(frozen=True)
+class KeyWindowConfig:
+    """registers: of a thread of the producer, and of the warpgroups of pairs and of keys."""
+
+    registers: tuple = (24, 232, 248)

@@ -89,9 +89,10 @@ class FeatureGradients:
         x, y, a, b, dx, dv = [z if z is None else cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
                               for z in (o.x, o.y, o.a, o.b, o.dx, o.dv)]
         maps = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 2, 0])) for z in (o.x_map, o.y_map)]
+        put = tk.gl.add if self.spec.added else tk.gl.store
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (x, y, a, b)], *[tk.gl.load(z, self.map_tile) for z in maps],
-                    o.inverse, o.delta, o.largest, o.linear, tk.gl.store(dx, self.x_tile),
-                    dv if dv is None else tk.gl.store(dv, self.x_tile), o.less, o.dmap, Int32(x.shape[0]))
+                    o.inverse, o.delta, o.largest, o.linear, put(dx, self.x_tile),
+                    dv if dv is None else put(dv, self.x_tile), o.less, o.dmap, Int32(x.shape[0]))
         self.kernel(g).launch(grid=[x.shape[2], x.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WindowConfig
+from tkq.linear_attention.hedgehog.config import KeyWindowConfig, QueryConfig, WindowConfig
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
@@ -38,27 +38,32 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, of each token 1 over its denominator (B, S, H) fp32, (the function of the one launch, its arguments), or None
-    where there were none or two)."""
+    """(o, (2, B, S, H) fp32: of each token 1 over its denominator and the largest score in its window; (the function of
+    the one launch, its arguments), or None where there were none or two)."""
     q, k, v, *others = given
     (B, S, H, D), device = v.shape, v.device
-    o, inverse = torch.empty(v.shape, device=device, dtype=v.dtype), torch.empty(B, S, H, device=device,
-                                                                                  dtype=torch.float32)
+    o, rows = torch.empty(v.shape, device=device, dtype=v.dtype), torch.empty(2, B, S, H, device=device,
+                                                                              dtype=torch.float32)
     if not o.numel():
-        return o, inverse, None
-    scale, how = D**-0.5 / math.log(2), segments(B * H, S, arch.num_sms(device))  # of powers of 2
+        return o, rows, None
+    scale, how = exponents(D), segments(B * H, S, arch.num_sms(device))
     if how is None:
-        call = _launcher(given), (q, (k, v, o, *others, inverse, None, None), scale, 1, 1, 1)
+        call = _launcher(given), (q, (k, v, o, *others, *rows, None, None), scale, 1, 1, 1)
         call[0](*call[1])
-        return o, inverse, call
+        return o, rows, call
     count, each, finer = how
     blocks, F = (count - 1) * finer, given.q_map.shape[2]
     states = torch.empty(blocks, B, H, D // CHUNK, F, THREADS, device=device, dtype=torch.float32)
     sums = torch.empty(blocks, B, H, 2 * F, device=device, dtype=torch.float32)
-    rest = q, (k, v, o, *others, inverse, states, sums), scale
+    rest = q, (k, v, o, *others, *rows, states, sums), scale
     _launcher(given, "states")(*rest, blocks, each // finer, finer)
     _launcher(given, "outputs")(*rest, count, each, finer)
-    return o, inverse, None
+    return o, rows, None
+
+
+def exponents(D: int) -> float:
+    """What scores are multiplied by to be exponents of 2."""
+    return D**-0.5 / math.log(2)
 
 
 def _launcher(given, part=None):
@@ -141,13 +146,99 @@ def key_gradients(given: OfFeatures) -> tuple:
     return dk, dv, _of_features("keys", given, (dk, dv, None))
 
 
-def _of_features(of, given, made):
+def _of_features(of, given, made, added=False):
     x, *others = given
     B, _, H, D = x.shape
     dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
-    key = of, x.get_device(), x.dtype, D
+    key = of, x.get_device(), x.dtype, D, added
     if key not in _launchers:
         arch.require_hopper(x.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
+        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of, added)))
     _launchers[key](x, (*others, *made, dmap))
     return dmap
+
+
+def queries_recipe(spec: FeatureSpec) -> Recipe:
+    """The kernel's of all gradients of queries."""
+    return Recipe("tkq.linear_attention.hedgehog.query_kernel:QueryGradients", (spec, QueryConfig()))
+
+
+class OfQueries(NamedTuple):
+    """What the launch for queries takes, as `query_tiles.Operands` has it, but for what it gives."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    o: Tensor
+    q_map: Tensor
+    k_map: Tensor
+    inverse: Tensor
+    most: Tensor
+    largest: Tensor
+    linear: Tensor
+    window: Tensor
+
+
+class Queries(NamedTuple):
+    """What it gives: dq; of each token (B, S, H) fp32 delta = o do, and share, what its largest scores get less; the
+    gradients of each token of linear and of window, (2, B, S, H) fp32, neighbours in memory as those that sum them up
+    read them; dq_map (B, H, D, F) fp32."""
+
+    dq: Tensor
+    delta: Tensor
+    share: Tensor
+    of_factors: Tensor
+    dq_map: Tensor
+
+
+def all_query_gradients(given: OfQueries) -> Queries:
+    """All gradients of queries, of a map of 64 columns."""
+    q, *others = given
+    B, S, H, D = q.shape
+    dq, (delta, share) = torch.empty_like(q, memory_format=CONTIGUOUS), torch.empty(2, B, S, H, device=q.device,
+                                                                                    dtype=torch.float32)
+    found, dmap = (torch.empty(shape, device=q.device, dtype=torch.float32)
+                   for shape in ((2, B, H, S), (B, H, D, given.q_map.shape[2])))
+    key = "all of queries", q.get_device(), q.dtype, D
+    if key not in _launchers:
+        arch.require_hopper(q.device)
+        _launchers[key] = function(queries_recipe(FeatureSpec(dtypes.name_of(q.dtype), D, "queries")))
+    _launchers[key](q, (*others, dq, delta, share, found, dmap), exponents(D))
+    return Queries(dq, delta, share, found.transpose(2, 3), dmap)
+
+
+def key_window_recipe(spec: WindowSpec) -> Recipe:
+    """The kernel's of the window's part of the gradients of keys and values."""
+    return Recipe("tkq.linear_attention.hedgehog.key_window_kernel:KeyWindowGradients", (spec, KeyWindowConfig()))
+
+
+class KeyWindow(NamedTuple):
+    """What the launch for the window of keys takes, as `key_window_kernel.Operands` has it, but for what it gives."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    inverse: Tensor
+    most: Tensor
+    delta: Tensor
+    share: Tensor
+    window: Tensor
+
+
+def key_window_gradients(given: KeyWindow) -> tuple:
+    """(dk, dv) of the window."""
+    q, k, v, do, *numbers = given
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, v))
+    key = "window of keys", q.get_device(), q.dtype, q.shape[3]
+    if key not in _launchers:
+        arch.require_hopper(q.device)
+        _launchers[key] = function(key_window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
+    _launchers[key](q, (k, v, do, dk, dv, *numbers), exponents(q.shape[3]))
+    return dk, dv
+
+
+def add_key_gradients(given: OfFeatures, dk: Tensor, dv: Tensor) -> Tensor:
+    """dk_map (B, H, D, F) fp32; dk and dv are added to. x: keys, a: v."""
+    return _of_features("keys", given, (dk, dv, None), True)

@@ -77,7 +77,8 @@ class QueryGradients:
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q. scale: of scores."""
+        """others: those of `Operands` behind q. scale: of exponents of 2, as the
+        forward has it."""
         o = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
         q, k, do, v, outputs, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))

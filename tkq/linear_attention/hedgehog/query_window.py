@@ -12,7 +12,7 @@ from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import COLUMNS, Rows, add_products, exponentials, make_rows, numbers
+from tkq.linear_attention.hedgehog.window_rows import COLUMNS, LN2, Rows, add_products, exponentials, make_rows, numbers
 from tkq.tile.assembly import opaque_sum
 
 WINDOW_BARRIER = 3  # the named barrier of the warpgroup
@@ -67,7 +67,7 @@ class WindowPart:
         one, now = tk.Ring(tokens.count, 1), following(before)
         tk.load_rows(rows.most, g.most[here.batch, None, here.head], i * CHUNK, g.tokens)
         tk.load_rows(rows.inverse, g.inverse[here.batch, None, here.head], i * CHUNK, g.tokens)
-        tk.mul(rows.weight, rows.inverse, g.window[t.head])
+        tk.mul(rows.weight, rows.inverse, g.window[t.head] * (g.scale * LN2))
         for vector in (rows.total, rows.of_do, rows.count):
             tk.zero(vector)
         if tk.warp_id() % 4 == 0:
@@ -108,11 +108,11 @@ class WindowPart:
 
     def put_scores(self, g, s, c, n):
         rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
-        c.largest[n] = exponentials(c.x, rows, g.scale * tk.LOG2E)
+        c.largest[n] = exponentials(c.x, rows, g.scale)
         tk.mma_wait(0)
         add_products(rows, c.x, c.dp)
-        tk.apply_narrow(narrow, lambda e, d, weight, delta: g.scale * (e * weight * (d - delta)), c.x, c.dp,
-                        rows.weight, rows.delta)
+        tk.apply_narrow(narrow, lambda e, d, weight, delta: e * weight * (d - delta), c.x, c.dp, rows.weight,
+                        rows.delta)
         tk.store(s.ds[n], narrow)
 
     @cute.jit
@@ -126,7 +126,7 @@ class WindowPart:
         numbers(rows, (g.linear[here.head], g.window[here.head]), lambda n, x: tk.store_rows(
             g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens))
         tk.store_rows(g.share[here.batch, None, here.head], rows.found, i * CHUNK, g.tokens)
-        tk.mul(rows.found, rows.found, g.scale)
+        tk.mul(rows.found, rows.found, g.scale * LN2)
         cute.arch.sync_warp()  # a warp's rows are its own
         for n in cutlass.range_constexpr(2):
             self.lower(s.ds[n].tensor, c.largest[n], rows.found)

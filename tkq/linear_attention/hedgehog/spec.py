@@ -51,11 +51,12 @@ OF = "queries", "keys"
 @dataclass(frozen=True)
 class FeatureSpec:
     """The features' part of the gradients, of maps of 64 columns. dtype, head_dim: as `HedgehogSpec` has them. of:
-    "queries", or "keys", with values."""
+    "queries", or "keys", with values. added: to what the window's launch has written."""
 
     dtype: str
     head_dim: int
     of: str
+    added: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),

@@ -1,4 +1,5 @@
 """Of the window's part of the gradients: what each query's row adds up, and the factors' gradients that come of it."""
+import math
 from dataclasses import dataclass
 
 import cutlass
@@ -11,6 +12,7 @@ from tkq.linear_attention.hedgehog.weights import EPS
 from tkq.tile.assembly import bit_if_equal, made_here
 
 LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
+LN2 = math.log(2)
 COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
 
 
