@@ -24,11 +24,12 @@ OWN = 64  # columns of the maps that the features' kernels have
 
 
 class Saved(NamedTuple):
-    """What the gradients need of a forward: outputs; (2, B, S, H) fp32, of each token 1 over its denominator and the
-    largest score in its window; and what it took."""
+    """What the gradients need of a forward: outputs; of each token 1 over its denominator, and the largest score in its
+    window, (B, S, H) fp32; and what it took."""
 
     o: Tensor
-    rows: Tensor
+    inverse: Tensor
+    most: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
@@ -42,9 +43,9 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     """`reference.hedgehog.Gradients`, wide or of the tensors' types. needs: which are wanted, in that order; a gradient
     that is not wanted is None, or what was found on the way to others."""
     if saved.q_map.shape[2] != OWN or not do.numel():
-        o, rows, *others = saved
-        return hedgehog_backward(do, o, rows[0], *others, parts=Parts(_before, _in_window, narrow=True))
-    o, (inverse, most), q, k, v, q_map, k_map, linear, window = saved
+        o, inverse, _, *others = saved
+        return hedgehog_backward(do, o, inverse, *others, parts=Parts(_before, _in_window, narrow=True))
+    o, inverse, most, q, k, v, q_map, k_map, linear, window = saved
     # which float16 alone needs
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
     linear, window = linear.contiguous(), window.contiguous()

@@ -38,27 +38,27 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, (2, B, S, H) fp32: of each token 1 over its denominator and the largest score in its window; (the function of
-    the one launch, its arguments), or None where there were none or two)."""
+    """(o, of each token 1 over its denominator and the largest score in its window, (B, S, H) fp32, (the function of the
+    one launch, its arguments), or None where there were none or two)."""
     q, k, v, *others = given
     (B, S, H, D), device = v.shape, v.device
-    o, rows = torch.empty(v.shape, device=device, dtype=v.dtype), torch.empty(2, B, S, H, device=device,
-                                                                              dtype=torch.float32)
+    o = torch.empty(v.shape, device=device, dtype=v.dtype)
+    inverse, most = (torch.empty(B, S, H, device=device, dtype=torch.float32) for _ in range(2))
     if not o.numel():
-        return o, rows, None
+        return o, inverse, most, None
     scale, how = exponents(D), segments(B * H, S, arch.num_sms(device))
     if how is None:
-        call = _launcher(given), (q, (k, v, o, *others, *rows, None, None), scale, 1, 1, 1)
+        call = _launcher(given), (q, (k, v, o, *others, inverse, most, None, None), scale, 1, 1, 1)
         call[0](*call[1])
-        return o, rows, call
+        return o, inverse, most, call
     count, each, finer = how
     blocks, F = (count - 1) * finer, given.q_map.shape[2]
     states = torch.empty(blocks, B, H, D // CHUNK, F, THREADS, device=device, dtype=torch.float32)
     sums = torch.empty(blocks, B, H, 2 * F, device=device, dtype=torch.float32)
-    rest = q, (k, v, o, *others, *rows, states, sums), scale
+    rest = q, (k, v, o, *others, inverse, most, states, sums), scale
     _launcher(given, "states")(*rest, blocks, each // finer, finer)
     _launcher(given, "outputs")(*rest, count, each, finer)
-    return o, rows, None
+    return o, inverse, most, None
 
 
 def exponents(D: int) -> float:
