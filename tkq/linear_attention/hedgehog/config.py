@@ -40,4 +40,11 @@ class QueryConfig:
 class KeyWindowConfig:
     """registers: of a thread of the producer, and of the warpgroups of pairs and of keys."""
 
-    registers: tuple = (24, 232, 248)
+    registers: tuple = (24, 192, 104)
+
+
+@dataclass(frozen=True)
+class KeyConfig:
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+
+    registers: tuple = (24, 160, 168)
