@@ -45,7 +45,9 @@ class SidePart:
     @cute.jit
     def run(self, g, s, t, side):
         D = self.spec.head_dim
-        c = Side(tk.rt_fl(D), tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), tk.rt_fl(D // SIDES), *[tk.rv() for _ in range(4)],
+        d = tk.rt_fl(FEATURES)
+        dv = d if D == SIDES * FEATURES else tk.rt_fl(D // SIDES)  # a product's registers are taken also before it
+        c = Side(tk.rt_fl(D), tk.rt_fl(FEATURES), d, dv, *[tk.rv() for _ in range(4)],
                  cute.make_rmem_tensor((1,), Float32))
         tk.zero(c.sum)
         c.total[0] = Float32(0.0)
@@ -57,7 +59,7 @@ class SidePart:
         tk.mma_wait(0)
         s.keys.release(tokens)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.take_state(s, c, side, tokens)
+            self.take_state(s, c, side, tokens, i)
             self.put_gradients(s, c, side, tokens, power)
             self.add_queries(g, s, t, c, side, tokens, (i, scale))
             self.put_values(g, s, t, c, side, tokens, i)
@@ -88,7 +90,7 @@ class SidePart:
         return cutlass.select_(x < LEAST, Float32(LEAST), x)
 
     @cute.jit
-    def take_state(self, s, c, side, tokens):
+    def take_state(self, s, c, side, tokens, i):
         """d = what a chunk has of the state, which is rounded; e: the softmax of its y, and features of it, to shared
         memory."""
         sums, total, one = s.sums, c.total, tk.Ring(tokens.count, 1)
@@ -99,6 +101,7 @@ class SidePart:
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
         s.values.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
+        self.release_pairs(s, tokens, i)
         self.softmax(c, side)
         s.dys.acquire_empty(one)
         features = tk.rt(FEATURES, self.dtype)
@@ -109,15 +112,24 @@ class SidePart:
         s.values.release(one)
 
     @cute.jit
+    def release_pairs(self, s, tokens, i):
+        """Of the chunk behind, once dv has left their room: by the warp that stored it."""
+        if i > 0 and tk.warp_id() % WARPS == 0:
+            tk.store_wait()
+            s.pairs.release(following(tk.Ring(tokens.count, 1), -1))
+
+    @cute.jit
     def put_gradients(self, s, c, side, tokens, power):
         """dy of one side; dv of half of D, but for the window's."""
         self.add_features(s, c, side)
+        dy = tk.rt(FEATURES, self.dtype)
+        tk.copy(dy, c.d)
         tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # features and states are there
         tk.mm_AB(c.dv, s.dy[0], s.state[0], b_part=side)
         tk.mma_AB(c.dv, s.dy[1], s.state[1], b_part=side)
         tk.mma_wait(0)
         tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # they have been read
-        tk.store(s.dy[side], c.d)
+        tk.store(s.dy[side], dy)
         tk.publish()
         s.dys.commit(tk.Ring(tokens.count, 1))
         if const_expr(self.spec.dtype != "bf16"):
@@ -197,5 +209,3 @@ class SidePart:
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
         if tk.warp_id() % WARPS == 0:
             tk.store_async(g.dv, dv, (t.batch, t.head, visited(t, i), side))
-            tk.store_wait()
-            s.pairs.release(one)

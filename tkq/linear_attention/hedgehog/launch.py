@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyWindowConfig, QueryConfig, WindowConfig
+from tkq.linear_attention.hedgehog.config import KeyConfig, KeyWindowConfig, QueryConfig, WindowConfig
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
@@ -242,3 +242,40 @@ def key_window_gradients(given: KeyWindow) -> tuple:
 def add_key_gradients(given: OfFeatures, dk: Tensor, dv: Tensor) -> Tensor:
     """dk_map (B, H, D, F) fp32; dk and dv are added to. x: keys, a: v."""
     return _of_features("keys", given, (dk, dv, None), True)
+
+
+def keys_recipe(spec: FeatureSpec) -> Recipe:
+    """The kernel's of all gradients of keys and values."""
+    return Recipe("tkq.linear_attention.hedgehog.key_kernel:KeyGradients", (spec, KeyConfig()))
+
+
+class OfKeys(NamedTuple):
+    """What the launch for keys and values takes, as `key_tiles.Operands` has it, but for what it gives."""
+
+    k: Tensor
+    q: Tensor
+    v: Tensor
+    do: Tensor
+    k_map: Tensor
+    q_map: Tensor
+    inverse: Tensor
+    most: Tensor
+    delta: Tensor
+    share: Tensor
+    largest: Tensor
+    linear: Tensor
+    window: Tensor
+
+
+def all_key_gradients(given: OfKeys) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32), of a map of 64 columns."""
+    k, *others = given
+    B, _, H, D = k.shape
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, given.v))
+    dmap = torch.empty(B, H, D, given.k_map.shape[2], device=k.device, dtype=torch.float32)
+    key = "all of keys", k.get_device(), k.dtype, D
+    if key not in _launchers:
+        arch.require_hopper(k.device)
+        _launchers[key] = function(keys_recipe(FeatureSpec(dtypes.name_of(k.dtype), D, "keys")))
+    _launchers[key](k, (*others, dk, dv, dmap), exponents(D))
+    return dk, dv, dmap
