@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.key_side import SidePart
 from tkq.linear_attention.hedgehog.key_tiles import Globals, Operands, Shared, visited
 from tkq.linear_attention.hedgehog.key_window import WindowPart
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type

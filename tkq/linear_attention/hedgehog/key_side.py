@@ -8,17 +8,25 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.feature_tiles import near_power
-from tkq.linear_attention.hedgehog.features import LEAST, softmax
+from tkq.linear_attention.hedgehog.features import LEAST
 from tkq.linear_attention.hedgehog.key_tiles import visited
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES, SIDES
+from tkq.linear_attention.hedgehog.sides import (
+    FEATURES,
+    SIDE_BARRIER,
+    SIDES,
+    features_of_y,
+    least,
+    pairs_of_sums,
+    put_features,
+    put_state,
+    side_softmax,
+)
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
 
-SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
-BOTH_BARRIER = 4  # of both
+BOTH_BARRIER = 4  # the named barrier of both sides
 
 
 @dataclass(frozen=True)
@@ -66,46 +74,23 @@ class SidePart:
             tokens.advance()
         tk.store_wait(read=False)
 
-    def of_y(self, s, side):
-        """Where a side's features of queries lie: at the beginning of its state."""
-        return s.of_y[side * Int32(s.of_y.stages // SIDES)]
-
-    def parts(self, s, side):
-        """Of a state that is twice as large as the features behind these."""
-        each = s.parts.stages // SIDES
-        return s.parts[side * Int32(each) + Int32(each // 2)].tensor
-
     def begin_y(self, s, c, tokens):
         s.keys.wait(tokens)
         tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
 
     @cute.jit
-    def softmax(self, c, side):
-        if side == 0:
-            softmax(c.e, c.row, c.e, 1.0)
-        else:
-            softmax(c.e, c.row, c.e, -1.0)
-
-    def least(self, x):
-        return cutlass.select_(x < LEAST, Float32(LEAST), x)
-
-    @cute.jit
     def take_state(self, s, c, side, tokens, i):
         """d = what a chunk has of the state, which is rounded; e: the softmax of its y, and features of it, to shared
         memory."""
-        sums, total, one = s.sums, c.total, tk.Ring(tokens.count, 1)
-        tk.store(s.state[side], c.sum)
-        if tk.thread_in_warpgroup() < FEATURES:
-            sums[tk.thread_in_warpgroup(), side] = total[0]
-        tk.publish()
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        one = tk.Ring(tokens.count, 1)
+        put_state(s, c, side)
         s.values.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
         self.release_pairs(s, tokens, i)
-        self.softmax(c, side)
+        side_softmax(c, side)
         s.dys.acquire_empty(one)
         features = tk.rt(FEATURES, self.dtype)
-        tk.apply_narrow(features, self.least, c.e)
+        tk.apply_narrow(features, least, c.e)
         tk.store(s.dy[side], features)
         tk.publish()
         tk.mma_wait(0)
@@ -137,8 +122,7 @@ class SidePart:
 
     def add_features(self, s, c, side):
         """d: gradients of features, and then of y."""
-        sums = s.sums[None, side]
-        sums = cute.make_tensor(sums.iterator, cute.make_layout((2, FEATURES // 2)))
+        sums = pairs_of_sums(s, side)
         tk.zero(c.inner)
         view, d = c.e.rows_view, c.d.rows_view
         for block in range(FEATURES // 8):
@@ -161,25 +145,17 @@ class SidePart:
     def add_queries(self, g, s, t, c, side, tokens, where):
         """The state takes up the chunk behind, but for the product, which `put_values` waits for."""
         (i, scale), behind = where, tokens
-        parts, total, of_y = self.parts(s, side), c.total, self.of_y(s, side)
         s.queries.wait(behind)
         tk.mm_AB(c.e, s.y[behind.stage], s.maps[1])
         self.ask(g, t, c, visited(t, i) + 1, scale)
         tk.mma_wait(0)
         s.queries.release(behind)
-        self.softmax(c, side)
-        tk.apply(c.e, self.least, c.e)
+        side_softmax(c, side)
+        tk.apply(c.e, least, c.e)
         tk.mul_row(c.e, c.e, c.weight)
-        tk.store(of_y, c.e)
-        for n, found in enumerate(warp_columns(c.e, c.delta)):
-            parts[tk.warp_id() % WARPS, lane_column() + n] = found
-        tk.publish()
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
-        if i > 0 and tk.thread_in_warpgroup() < FEATURES:
-            for warp in cutlass.range_constexpr(WARPS):
-                total[0] = total[0] + parts[warp, tk.thread_in_warpgroup()]
+        put_features(s, c, side, c.delta, i > 0)
         s.gradients.wait(behind)
-        tk.mma_AtB(c.sum, of_y, s.b[behind.stage])
+        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[behind.stage])
 
     def ask(self, g, t, c, chunk, scale):
         """Rows' numbers of queries: weight is 0 past the last token."""

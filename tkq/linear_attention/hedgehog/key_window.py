@@ -10,7 +10,6 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.key_tiles import visited
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES
 from tkq.linear_attention.hedgehog.query_window import anew
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following

@@ -11,8 +11,9 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.query_side import SidePart
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, Globals, Operands, Shared
+from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type

@@ -4,19 +4,24 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
-from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.feature_tiles import near_power
-from tkq.linear_attention.hedgehog.features import LEAST, softmax
-from tkq.linear_attention.hedgehog.query_tiles import FEATURES, SIDES
+from tkq.linear_attention.hedgehog.features import LEAST
+from tkq.linear_attention.hedgehog.sides import (
+    FEATURES,
+    SIDE_BARRIER,
+    features_of_y,
+    least,
+    pairs_of_sums,
+    put_features,
+    put_state,
+    side_softmax,
+)
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
-
-SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
 
 
 @dataclass(frozen=True)
@@ -70,38 +75,18 @@ class SidePart:
         transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
         tk.store_elements(transposed, c.dmap, 0, side * (D // 2))
 
-    def of_y(self, s, side):
-        """Where a side's features of keys lie: at the beginning of its state."""
-        return s.of_y[side * Int32(s.of_y.stages // SIDES)]
-
-    def parts(self, s, side):
-        """Of a state that is twice as large as the features behind these."""
-        each = s.parts.stages // SIDES
-        return s.parts[side * Int32(each) + Int32(each // 2)].tensor
-
     def begin_y(self, s, c, tokens):
         s.queries.wait(tokens)
         tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
 
     @cute.jit
-    def softmax(self, c, side):
-        if side == 0:
-            softmax(c.e, c.row, c.e, 1.0)
-        else:
-            softmax(c.e, c.row, c.e, -1.0)
-
-    @cute.jit
     def take_state(self, s, c, side, tokens):
         """d = what a chunk has of the state, which is rounded; e: the softmax of its y."""
-        sums, total, one = s.sums, c.total, tk.Ring(tokens.count, 1)
-        tk.store(s.state[side], c.sum)
-        if tk.thread_in_warpgroup() < FEATURES:
-            sums[tk.thread_in_warpgroup(), side] = total[0]
-        tk.publish()
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        one = tk.Ring(tokens.count, 1)
+        put_state(s, c, side)
         s.gradients.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
-        self.softmax(c, side)
+        side_softmax(c, side)
         tk.mma_wait(0)
         s.gradients.release(one)
 
@@ -126,8 +111,7 @@ class SidePart:
     def add_features(self, s, c, side):
         """d: gradients of features; far: what they have of them; inner: what the softmax takes from each, with dy's
         weight."""
-        sums = s.sums[None, side]
-        sums = cute.make_tensor(sums.iterator, cute.make_layout((2, FEATURES // 2)))
+        sums = pairs_of_sums(s, side)
         tk.zero(c.inner)
         tk.zero(c.far)
         view, d = c.e.rows_view, c.d.rows_view
@@ -152,7 +136,6 @@ class SidePart:
         """The state takes up the chunk before; of the map's gradient half of the rows, of both sides' dy; the next
         chunk's y."""
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
-        of_y, parts, total = self.of_y(s, side), self.parts(s, side), c.total
         s.keys.wait(before)
         tk.mm_AB(c.e, s.y[before.stage], s.maps[1])
         s.dys.wait(one)
@@ -160,21 +143,14 @@ class SidePart:
         tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)
         tk.mma_wait(2)
         s.keys.release(before)
-        self.softmax(c, side)
-        tk.apply(c.e, lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), c.e)
+        side_softmax(c, side)
+        tk.apply(c.e, least, c.e)
         tk.mma_wait(0)
         s.dys.release(one)
         s.queries.release(tokens)
-        tk.store(of_y, c.e)
-        for n, found in enumerate(warp_columns(c.e, c.ones)):
-            parts[tk.warp_id() % WARPS, lane_column() + n] = found
-        tk.publish()
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
-        if i > 0 and tk.thread_in_warpgroup() < FEATURES:
-            for warp in cutlass.range_constexpr(WARPS):
-                total[0] = total[0] + parts[warp, tk.thread_in_warpgroup()]
+        put_features(s, c, side, c.ones, i > 0)
         s.values.wait(before)
-        tk.mma_AtB(c.sum, of_y, s.b[before.stage])
+        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
         self.begin_y(s, c, following(tokens))
         tk.mma_wait(0)
         s.values.release(before)

@@ -6,12 +6,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.linear_attention.hedgehog.config import WARPS
-
-FEATURES = 64  # columns of a map
-SIDES = 2  # features of y, of -y: a warpgroup each
-SIDE_WARPS = SIDES * WARPS
-PARTS_TILE = tk.st(8, FEATURES, Float32)  # what the warps of a side add to sums: the fewest rows, of which WARPS are used
 
 
 class Operands(NamedTuple):
