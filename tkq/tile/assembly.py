@@ -37,8 +37,8 @@ def opaque_sum(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
 
 @dsl_user_op
 def made_here(x, *, loc=None, ip=None):
-    """x, an Int32 or Float32, which the compiler makes by now: it moves sums down to where they are used, past branches,
-    and keeps what they are made of in registers until then."""
+    """x, an Int32 or Float32, which the compiler makes by now: it moves sums down to where they are used, past
+    branches, and keeps what they are made of in registers until then."""
     whole = isinstance(x, Int32)
     text, kind, of = ("=r,r", T.i32(), Int32) if whole else ("=f,f", T.f32(), Float32)
     return of(ptx((x,), "mov.b32 $0, $1;", text, loc, ip, kind))

@@ -23,8 +23,9 @@ OUT_BARRIER = 2  # the named barrier of the state's first warpgroup; the other h
 
 class Operands(NamedTuple):
     """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse, most: (B, S, H)
-    fp32, of each token 1 over its denominator, and the largest of its scores: what gradients begin with. Of segments, or None: states: (blocks, B, H,
-    groups, F, 128) fp32, as the threads of a group hold them; sums: of features, (blocks, B, H, 2 F) fp32."""
+    fp32, of each token 1 over its denominator, and the largest of its scores: what gradients begin with. Of segments,
+    or None: states: (blocks, B, H, groups, F, 128) fp32, as the threads of a group hold them; sums: of features,
+    (blocks, B, H, 2 F) fp32."""
 
     q: cute.Tensor
     k: cute.Tensor

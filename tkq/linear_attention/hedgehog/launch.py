@@ -38,8 +38,8 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, of each token 1 over its denominator and the largest score in its window, (B, S, H) fp32, (the function of the
-    one launch, its arguments), or None where there were none or two)."""
+    """(o, of each token 1 over its denominator and the largest score in its window, (B, S, H) fp32, (the function of
+    the one launch, its arguments), or None where there were none or two)."""
     q, k, v, *others = given
     (B, S, H, D), device = v.shape, v.device
     o = torch.empty(v.shape, device=device, dtype=v.dtype)

@@ -20,8 +20,8 @@ from tkq.tile.dtypes import element_type
 
 
 class QueryGradients:
-    """With f(x) = max(1e-6, (softmax(x W), softmax(-x W))), o the outputs, do their gradient, delta[i] = o[i] do[i], and
-    of all tokens two chunks of 64 or more before i's: S = sum of f(k[j]) v[j]', s = sum of f(k[j])
+    """With f(x) = max(1e-6, (softmax(x W), softmax(-x W))), o the outputs, do their gradient, delta[i] = o[i] do[i],
+    and of all tokens two chunks of 64 or more before i's: S = sum of f(k[j]) v[j]', s = sum of f(k[j])
 
         df[i] = S do[i] - delta[i] s,  less[i] = f(q[i]) df[i]
         dy = linear * inverse * df by the softmaxes' derivatives, dW = sum of q' dy
@@ -78,16 +78,15 @@ class QueryGradients:
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q. scale: of exponents of 2, as the
-        forward has it."""
+        """others: those of `Operands` behind q. scale: of exponents of 2, as the forward has it."""
         o = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
-        q, k, do, v, outputs, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
-                           for z in (o.q, o.k, o.do, o.v, o.o, o.dq)]
+        q, do, k, v, out, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
+                                for z in (o.q, o.do, o.k, o.v, o.o, o.dq)]
         maps = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 2, 0])) for z in (o.q_map, o.k_map)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], *[tk.gl.load(z, self.map_tile) for z in maps],
-                    tk.gl.load(outputs, self.x_tile), o.inverse, o.most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), o.delta,
-                    o.share, o.of_factors, o.dmap, scale, Int32(q.shape[0]))
+                    tk.gl.load(out, self.x_tile), o.inverse, o.most, o.largest, o.linear, o.window,
+                    tk.gl.store(dq, self.x_tile), o.delta, o.share, o.of_factors, o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
@@ -101,8 +100,8 @@ class QueryGradients:
             ds, parts = out.scratch(self.f_tile), state.scratch(PARTS_TILE)
         else:
             ds, parts = al.tile(self.f_tile, 2), al.tile(PARTS_TILE, SIDES)
-        s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x), state,
-                   state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, parts,
+        s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
+                   state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, parts,
                    al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
                    al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
                    al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, WARPS), al.pipe(2, x.bytes, all_warps),

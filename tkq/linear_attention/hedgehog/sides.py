@@ -1,4 +1,4 @@
-"""What the sides of the launches for queries and for keys share: a warpgroup for y = x W and one for -y, that each has the
+"""What the sides of the launches for queries and for keys share: a warpgroup for y = x W and one for -y, each with the
 state of 64 features."""
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +13,7 @@ FEATURES = 64  # columns of a map
 SIDES = 2
 SIDE_WARPS = SIDES * WARPS
 SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
-PARTS_TILE = tk.st(8, FEATURES, Float32)  # what the warps of a side add to sums: the fewest rows, of which WARPS are used
+PARTS_TILE = tk.st(8, FEATURES, Float32)  # what a side's warps add to sums: more rows than warps, the fewest
 
 
 def least(x):
@@ -60,8 +60,8 @@ def pairs_of_sums(s, side):
 
 @cute.jit
 def put_features(s, c, side, weight, there):
-    """e, features of y, to shared memory, and their columns, each row times its weight, added to the sums where there is
-    such a chunk; the side's warps meet between."""
+    """e, features of y, to shared memory, and their columns, each row times its weight, added to the sums where there
+    is such a chunk; the side's warps meet between."""
     parts, total = _parts(s, side), c.total
     tk.store(features_of_y(s, side), c.e)
     for n, found in enumerate(warp_columns(c.e, weight)):

@@ -67,8 +67,8 @@ def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
 
 
 def numbers(rows: Rows, factors, put):
-    """found = what the scores that are largest get less, each of them. put: a function of 0 or 1 and `found`, which then
-    is the linear factor's, the window's gradient of each token."""
+    """found = what each score that is the largest gets less. put: a function of 0 or 1 and `found`, which then is
+    the linear factor's, the window's gradient of each token."""
     linear, window = factors
     for vector in (rows.total, rows.of_do, rows.count):
         tk.quad_sum(vector)
