@@ -1,8 +1,11 @@
 """The launches of Hedgehog's gradients in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64,
 or rounded where the kernels round."""
-import torch
+from typing import NamedTuple
 
-from tkq.linear_attention.hedgehog.launch import OfFeatures, Queries
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.hedgehog.launch import Queries
 from tkq.reference import hedgehog as reference
 from tkq.reference.precision import _upcast
 
@@ -27,7 +30,7 @@ def all_query_gradients(given):
     """As `launch.all_query_gradients`."""
     q, k, v, do, o, q_map, k_map, inverse, _, largest, linear, window = given
     delta = (_upcast(do) * _upcast(o)).sum(-1)
-    of = OfFeatures(q, k, do, v, q_map, k_map, inverse, delta, largest, linear)
+    of = _Behind(q, k, do, v, q_map, k_map, inverse, delta, largest, linear)
     before, less, dq_map = _queries_before(of)
     near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
     numbers = (_upcast(x) for x in (inverse, delta, less, linear, window))
@@ -36,13 +39,30 @@ def all_query_gradients(given):
     return Queries((before + dq).to(q.dtype), delta, share, torch.stack((of_linear, of_window)), dq_map)
 
 
-def key_window_gradients(given):
-    """As `launch.key_window_gradients`."""
-    q, k, v, do, inverse, _, delta, share, window = (_upcast(x) for x in given)
-    near = reference._Window(q, k, v, do)
+def all_key_gradients(given):
+    """As `launch.all_key_gradients`."""
+    k, q, v, do, k_map, q_map, inverse, _, delta, share, largest, linear, window = given
+    dk, dv, dk_map = _keys_behind(_Behind(k, q, v, do, k_map, q_map, inverse, delta, largest, linear))
+    near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
     of_most = share * near.tokenwise(near.most.sum(-1, keepdim=True))[..., 0]
-    _, dk, dv = near.backward(inverse * window, delta, of_most, lambda x: _narrow(x, given.q.dtype))
-    return dk.to(given.k.dtype), dv.to(given.v.dtype)
+    weight = _upcast(inverse) * _upcast(window)
+    _, more_k, more_v = near.backward(weight, _upcast(delta), of_most, lambda x: _narrow(x, k.dtype))
+    return (dk + more_k).to(k.dtype), (dv + more_v).to(v.dtype), dk_map
+
+
+class _Behind(NamedTuple):
+    """What is before the window, or behind it, is made of. x: queries, a: do; of keys: keys, a: v."""
+
+    x: Tensor
+    y: Tensor
+    a: Tensor
+    b: Tensor
+    x_map: Tensor
+    y_map: Tensor
+    inverse: Tensor
+    delta: Tensor
+    largest: Tensor
+    linear: Tensor
 
 
 def _queries_before(given):
@@ -63,10 +83,10 @@ def _queries_before(given):
     return dq, less, sum(maps)
 
 
-def add_key_gradients(given, to_dk, to_dv):
-    """As `launch.add_key_gradients`."""
+def _keys_behind(given):
+    """(dk, dv, wide, dk_map) of what lies behind the window. x: keys, a: v."""
     weight, power = _weights(given)
-    dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
+    dk, dv = torch.empty_like(_upcast(given.x)), torch.zeros_like(_upcast(given.a))
     others = _features(given.y, given.y_map) * (weight / power)[..., None]
     state = sums = 0.0
     maps = []
@@ -77,12 +97,9 @@ def add_key_gradients(given, to_dk, to_dv):
         if not isinstance(state, float):
             f = _narrow(f.clamp(min=reference.LEAST), given.x.dtype)
             found = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
-            dv[:, at] = found.to(dv.dtype)
-        dy = _narrow(sum(dy_of(df - sums)), given.x.dtype)
-        maps.append(_put(given, at, dy, power, dk))
-    to_dk += dk
-    to_dv += dv
-    return sum(maps)
+            dv[:, at] = found
+        maps.append(_put(given, at, sum(_narrow(dy, given.x.dtype) for dy in dy_of(df - sums)), power, dk))
+    return dk, dv, sum(maps)
 
 
 def _walk(S, reverse):
@@ -139,4 +156,4 @@ def _put(given, at, dy, power, dx):
 
 
 ALL = dict(window_gradients=window_gradients, all_query_gradients=all_query_gradients,
-           key_window_gradients=key_window_gradients, add_key_gradients=add_key_gradients)
+           all_key_gradients=all_key_gradients)

@@ -1,5 +1,4 @@
-"""The gradients of Hedgehog's attention: a launch each for what queries, and what keys and values, have of all before
-the window, and one for what lies in it."""
+"""The gradients of Hedgehog's attention: a launch for those of queries, and one for those of keys and values."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -8,13 +7,11 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.hedgehog.launch import (
-    KeyWindow,
-    OfFeatures,
+    OfKeys,
     OfQueries,
     Window,
-    add_key_gradients,
+    all_key_gradients,
     all_query_gradients,
-    key_window_gradients,
     window_gradients,
 )
 from tkq.linear_attention.launch import Given, launch
@@ -54,8 +51,8 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
         q, k, v, do, o, q_map, k_map, inverse, most, largest, linear, window))
     dk = dv = dk_map = None
     if needs[1] or needs[2] or needs[4]:
-        dk, dv = key_window_gradients(KeyWindow(q, k, v, do, inverse, most, delta, share, window))
-        dk_map = add_key_gradients(OfFeatures(k, q, v, do, k_map, q_map, inverse, delta, largest, linear), dk, dv)
+        dk, dv, dk_map = all_key_gradients(OfKeys(
+            k, q, v, do, k_map, q_map, inverse, most, delta, share, largest, linear, window))
     factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
     maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
     return Gradients(dq, dk, dv, *maps, *factors)
