@@ -31,9 +31,11 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: chunks that tiles are
+    brought into L2 before they are loaded; there is no room for them in shared memory."""
 
     registers: tuple = (24, 192, 104)
+    ahead: int = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class KeyWindowConfig:
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: as `QueryConfig` has
+    it."""
 
     registers: tuple = (24, 160, 168)
+    ahead: int = 2

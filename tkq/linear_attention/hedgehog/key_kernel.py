@@ -124,13 +124,26 @@ class KeyGradients:
         self.load(g.x, s.x, s.keys, keys, t, visited(t, 0))
         self.load(g.y, s.y, s.queries, queries, t, t.chunks)
         self.load(g.b, s.b, s.gradients, gradients, t, t.chunks)
+        for i in cutlass.range_constexpr(1, self.config.ahead):
+            self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(t, i)
+            if const_expr(self.config.ahead > 0):
+                self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.a, s.a, s.values, values, t, chunk)
             self.load(g.b, s.b, s.gradients, gradients, t, chunk)
             self.load(g.y, s.y, s.queries, queries, t, chunk)
-            next_chunk = cutlass.select_(chunk > 0, chunk - 1, t.chunks)
-            self.load(g.x, s.x, s.keys, keys, t, next_chunk)
+            self.load(g.x, s.x, s.keys, keys, t, self.there(t, chunk - 1))
+
+    def there(self, t, chunk):
+        """A chunk, or one behind the last, whose tiles are zeros."""
+        return cutlass.select_(chunk >= 0, chunk, t.chunks)
+
+    def load_ahead(self, g, s, t, i):
+        """Tiles of the i-th chunk that is visited into L2; nothing ahead of the first chunk."""
+        chunk = self.there(t, visited(t, i))
+        for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.x, s.x)):
+            tk.load_ahead(tiles[0], x, (t.batch, t.head, chunk, 0))
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

@@ -127,12 +127,21 @@ class QueryGradients:
         self.load(g.x, s.x, s.queries, queries, t, 0)
         self.load(g.y, s.y, s.keys, keys, t, t.chunks)
         self.load(g.b, s.b, s.values, values, t, t.chunks)
+        for i in cutlass.range_constexpr(1, self.config.ahead):
+            self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
+            if const_expr(self.config.ahead > 0):
+                self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.o, s.o, s.outputs, outputs, t, i)
             self.load(g.a, s.a, s.gradients, gradients, t, i)
             self.load(g.b, s.b, s.values, values, t, i)
             self.load(g.y, s.y, s.keys, keys, t, i)
             self.load(g.x, s.x, s.queries, queries, t, i + 1)
+
+    def load_ahead(self, g, s, t, i):
+        """A chunk's tiles into L2; nothing behind the last chunk."""
+        for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.o, s.o), (g.x, s.x)):
+            tk.load_ahead(tiles[0], x, (t.batch, t.head, i, 0))
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""
