@@ -36,6 +36,7 @@ class QueryConfig:
 
     registers: tuple = (24, 192, 104)
     ahead: int = 2
+    numbers: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,4 @@ class KeyConfig:
 
     registers: tuple = (24, 160, 168)
     ahead: int = 2
+    numbers: bool = True

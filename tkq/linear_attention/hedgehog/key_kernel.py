@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.key_side import SidePart
 from tkq.linear_attention.hedgehog.key_tiles import Globals, Operands, Shared, visited
 from tkq.linear_attention.hedgehog.key_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, numbers_ahead
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -144,6 +144,8 @@ class KeyGradients:
         chunk = self.there(t, visited(t, i))
         for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.x, s.x)):
             tk.load_ahead(tiles[0], x, (t.batch, t.head, chunk, 0))
+        if const_expr(self.config.numbers):
+            numbers_ahead((g.inverse, g.most, g.delta, g.share), t, chunk, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, numbers_ahead
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -142,6 +142,8 @@ class QueryGradients:
         """A chunk's tiles into L2; nothing behind the last chunk."""
         for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.o, s.o), (g.x, s.x)):
             tk.load_ahead(tiles[0], x, (t.batch, t.head, i, 0))
+        if const_expr(self.config.numbers):
+            numbers_ahead((g.inverse, g.most), t, i, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""
