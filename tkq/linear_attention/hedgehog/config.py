@@ -31,8 +31,8 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: chunks that tiles are
-    brought into L2 before they are loaded; there is no room for them in shared memory."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: how many chunks
+    ahead of their loads tiles are brought into L2: there is no room for them in shared memory. numbers: rows', too."""
 
     registers: tuple = (24, 192, 104)
     ahead: int = 2
