@@ -26,8 +26,8 @@ def window_gradients(given, dq, dk, dv):
     return torch.stack((of_linear, of_window))
 
 
-def all_query_gradients(given):
-    """As `launch.all_query_gradients`."""
+def query_gradients(given):
+    """As `launch.query_gradients`."""
     q, k, v, do, o, q_map, k_map, inverse, _, largest, linear, window = given
     delta = (_upcast(do) * _upcast(o)).sum(-1)
     of = _Behind(q, k, do, v, q_map, k_map, inverse, delta, largest, linear)
@@ -39,8 +39,8 @@ def all_query_gradients(given):
     return Queries((before + dq).to(q.dtype), delta, share, torch.stack((of_linear, of_window)), dq_map)
 
 
-def all_key_gradients(given):
-    """As `launch.all_key_gradients`."""
+def key_gradients(given):
+    """As `launch.key_gradients`."""
     k, q, v, do, k_map, q_map, inverse, _, delta, share, largest, linear, window = given
     dk, dv, dk_map = _keys_behind(_Behind(k, q, v, do, k_map, q_map, inverse, delta, largest, linear))
     near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
@@ -155,5 +155,5 @@ def _put(given, at, dy, power, dx):
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 
-ALL = dict(window_gradients=window_gradients, all_query_gradients=all_query_gradients,
-           all_key_gradients=all_key_gradients)
+ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients,
+           key_gradients=key_gradients)

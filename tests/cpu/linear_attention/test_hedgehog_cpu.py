@@ -9,10 +9,10 @@ from tests.helpers import hedgehog_launches
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
-from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_window, shipped
-from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.catalog import expectation, of_keys, of_queries, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
 from tkq.linear_attention.hedgehog.plan import segments
-from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec
@@ -278,11 +278,12 @@ def test_machine_code_of_the_windows_gradients():
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("dtype, of", [("bf16", "queries"), ("bf16", "keys"), ("fp16", "keys")])
-@pytest.mark.sampled(when=lambda dtype, of: dtype == "fp16" or of == "queries")  # of keys one code for both
-def test_machine_code_of_the_features_gradients(dtype, of):
-    spec = FeatureSpec(dtype, 128, of)
-    sass.assert_sass(feature_recipe(spec), of_features(spec))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("made, wanted", [(queries_recipe, of_queries), (keys_recipe, of_keys)])
+@pytest.mark.sampled(when=lambda dtype: dtype == "fp16")
+def test_machine_code_of_gradients(dtype, made, wanted):
+    spec = GradientSpec(dtype, 128)
+    sass.assert_sass(made(spec), wanted(spec))
 
 
 @needs_nvdisasm

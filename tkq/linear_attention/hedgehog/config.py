@@ -23,13 +23,6 @@ class WindowConfig:
 
 
 @dataclass(frozen=True)
-class FeatureConfig:
-    """registers: of a thread of the producer, of the state's warpgroups and of the gradients'."""
-
-    registers: tuple = (24, 160, 168)
-
-
-@dataclass(frozen=True)
 class QueryConfig:
     """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: how many chunks
     ahead of their loads tiles are brought into L2: there is no room for them in shared memory. numbers: rows', too."""
@@ -37,13 +30,6 @@ class QueryConfig:
     registers: tuple = (24, 192, 104)
     ahead: int = 2
     numbers: bool = True
-
-
-@dataclass(frozen=True)
-class KeyWindowConfig:
-    """registers: of a thread of the producer, and of the warpgroups of pairs and of keys."""
-
-    registers: tuple = (24, 192, 104)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tkq.linear_attention.hedgehog.launch import (
     OfKeys,
     OfQueries,
     Window,
-    all_key_gradients,
-    all_query_gradients,
+    key_gradients,
+    query_gradients,
     window_gradients,
 )
 from tkq.linear_attention.launch import Given, launch
@@ -47,11 +47,11 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
     linear, window = linear.contiguous(), window.contiguous()
     # of keys, too: delta, and what the largest score of a window gets less
-    dq, delta, share, factors, dq_map = all_query_gradients(OfQueries(
+    dq, delta, share, factors, dq_map = query_gradients(OfQueries(
         q, k, v, do, o, q_map, k_map, inverse, most, largest, linear, window))
     dk = dv = dk_map = None
     if needs[1] or needs[2] or needs[4]:
-        dk, dv, dk_map = all_key_gradients(OfKeys(
+        dk, dv, dk_map = key_gradients(OfKeys(
             k, q, v, do, k_map, q_map, inverse, most, delta, share, largest, linear, window))
     factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
     maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))

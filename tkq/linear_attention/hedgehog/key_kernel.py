@@ -14,7 +14,7 @@ from tkq.linear_attention.hedgehog.key_side import SidePart
 from tkq.linear_attention.hedgehog.key_tiles import Globals, Operands, Shared, visited
 from tkq.linear_attention.hedgehog.key_window import WindowPart
 from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, numbers_ahead
-from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -51,7 +51,7 @@ class KeyGradients:
     has been read, which dv takes the place of.
     """
 
-    def __init__(self, spec: FeatureSpec, config: KeyConfig):
+    def __init__(self, spec: GradientSpec, config: KeyConfig):
         self.spec, self.config, self.dtype = spec, config, element_type(spec.dtype)
         self.side, self.window = SidePart(spec, self.dtype), WindowPart(spec, self.dtype)
         self.x_tile = tk.st(CHUNK, spec.head_dim, self.dtype)

@@ -9,7 +9,6 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS
-from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.features import LEAST
 from tkq.linear_attention.hedgehog.key_tiles import visited
 from tkq.linear_attention.hedgehog.sides import (
@@ -18,12 +17,13 @@ from tkq.linear_attention.hedgehog.sides import (
     SIDES,
     features_of_y,
     least,
+    near_power,
     pairs_of_sums,
     put_features,
     put_state,
     side_softmax,
 )
-from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 
 BOTH_BARRIER = 4  # the named barrier of both sides
@@ -47,7 +47,7 @@ class Side:
 class SidePart:
     """One side's 64 features by D, from the last chunk to the first, what keys have of them, and half of dv."""
 
-    def __init__(self, spec: FeatureSpec, dtype: Any):
+    def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit

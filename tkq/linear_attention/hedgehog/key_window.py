@@ -8,10 +8,10 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.key_tiles import visited
 from tkq.linear_attention.hedgehog.query_window import anew
-from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.sides import near_power
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import LN2
 
@@ -36,7 +36,7 @@ class Window:
 class WindowPart:
     """Of 64 keys after the others, from the last: P and ds, dk; the map's gradient."""
 
-    def __init__(self, spec: FeatureSpec, dtype: Any):
+    def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, KeyWindowConfig, QueryConfig, WindowConfig
-from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
-from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.config import KeyConfig, QueryConfig, WindowConfig
+from tkq.linear_attention.hedgehog.plan import plan, segments
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -113,53 +113,8 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
     return found.transpose(2, 3)
 
 
-def feature_recipe(spec: FeatureSpec) -> Recipe:
-    """The kernel's of the features' part of the gradients."""
-    return Recipe("tkq.linear_attention.hedgehog.feature_kernel:FeatureGradients", (spec, feature_plan(spec)))
-
-
-class OfFeatures(NamedTuple):
-    """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
-    inverse, (B, H); of bfloat16 of no use."""
-
-    x: Tensor
-    y: Tensor
-    a: Tensor
-    b: Tensor
-    x_map: Tensor
-    y_map: Tensor
-    inverse: Tensor
-    delta: Tensor
-    largest: Tensor
-    linear: Tensor
-
-
-def query_gradients(given: OfFeatures) -> tuple:
-    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do."""
-    dq, less = torch.empty_like(given.x, memory_format=CONTIGUOUS), torch.empty_like(given.inverse)
-    return dq, less, _of_features("queries", given, (dq, None, less))
-
-
-def key_gradients(given: OfFeatures) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
-    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
-    return dk, dv, _of_features("keys", given, (dk, dv, None))
-
-
-def _of_features(of, given, made, added=False):
-    x, *others = given
-    B, _, H, D = x.shape
-    dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
-    key = of, x.get_device(), x.dtype, D, added
-    if key not in _launchers:
-        arch.require_hopper(x.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of, added)))
-    _launchers[key](x, (*others, *made, dmap))
-    return dmap
-
-
-def queries_recipe(spec: FeatureSpec) -> Recipe:
-    """The kernel's of all gradients of queries."""
+def queries_recipe(spec: GradientSpec) -> Recipe:
+    """The kernel's of the gradients of queries."""
     return Recipe("tkq.linear_attention.hedgehog.query_kernel:QueryGradients", (spec, QueryConfig()))
 
 
@@ -192,60 +147,24 @@ class Queries(NamedTuple):
     dq_map: Tensor
 
 
-def all_query_gradients(given: OfQueries) -> Queries:
-    """All gradients of queries, of a map of 64 columns."""
+def query_gradients(given: OfQueries) -> Queries:
+    """Of queries, whose map has 64 columns."""
     q, *others = given
     B, S, H, D = q.shape
     dq, (delta, share) = torch.empty_like(q, memory_format=CONTIGUOUS), torch.empty(2, B, S, H, device=q.device,
                                                                                     dtype=torch.float32)
     found, dmap = (torch.empty(shape, device=q.device, dtype=torch.float32)
                    for shape in ((2, B, H, S), (B, H, D, given.q_map.shape[2])))
-    key = "all of queries", q.get_device(), q.dtype, D
+    key = "queries", q.get_device(), q.dtype, D
     if key not in _launchers:
         arch.require_hopper(q.device)
-        _launchers[key] = function(queries_recipe(FeatureSpec(dtypes.name_of(q.dtype), D, "queries")))
+        _launchers[key] = function(queries_recipe(GradientSpec(dtypes.name_of(q.dtype), D)))
     _launchers[key](q, (*others, dq, delta, share, found, dmap), exponents(D))
     return Queries(dq, delta, share, found.transpose(2, 3), dmap)
 
 
-def key_window_recipe(spec: WindowSpec) -> Recipe:
-    """The kernel's of the window's part of the gradients of keys and values."""
-    return Recipe("tkq.linear_attention.hedgehog.key_window_kernel:KeyWindowGradients", (spec, KeyWindowConfig()))
-
-
-class KeyWindow(NamedTuple):
-    """What the launch for the window of keys takes, as `key_window_kernel.Operands` has it, but for what it gives."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    do: Tensor
-    inverse: Tensor
-    most: Tensor
-    delta: Tensor
-    share: Tensor
-    window: Tensor
-
-
-def key_window_gradients(given: KeyWindow) -> tuple:
-    """(dk, dv) of the window."""
-    q, k, v, do, *numbers = given
-    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, v))
-    key = "window of keys", q.get_device(), q.dtype, q.shape[3]
-    if key not in _launchers:
-        arch.require_hopper(q.device)
-        _launchers[key] = function(key_window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
-    _launchers[key](q, (k, v, do, dk, dv, *numbers), exponents(q.shape[3]))
-    return dk, dv
-
-
-def add_key_gradients(given: OfFeatures, dk: Tensor, dv: Tensor) -> Tensor:
-    """dk_map (B, H, D, F) fp32; dk and dv are added to. x: keys, a: v."""
-    return _of_features("keys", given, (dk, dv, None), True)
-
-
-def keys_recipe(spec: FeatureSpec) -> Recipe:
-    """The kernel's of all gradients of keys and values."""
+def keys_recipe(spec: GradientSpec) -> Recipe:
+    """The kernel's of the gradients of keys and values."""
     return Recipe("tkq.linear_attention.hedgehog.key_kernel:KeyGradients", (spec, KeyConfig()))
 
 
@@ -267,15 +186,15 @@ class OfKeys(NamedTuple):
     window: Tensor
 
 
-def all_key_gradients(given: OfKeys) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32), of a map of 64 columns."""
+def key_gradients(given: OfKeys) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32); the map has 64 columns."""
     k, *others = given
     B, _, H, D = k.shape
     dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, given.v))
     dmap = torch.empty(B, H, D, given.k_map.shape[2], device=k.device, dtype=torch.float32)
-    key = "all of keys", k.get_device(), k.dtype, D
+    key = "keys", k.get_device(), k.dtype, D
     if key not in _launchers:
         arch.require_hopper(k.device)
-        _launchers[key] = function(keys_recipe(FeatureSpec(dtypes.name_of(k.dtype), D, "keys")))
+        _launchers[key] = function(keys_recipe(GradientSpec(dtypes.name_of(k.dtype), D)))
     _launchers[key](k, (*others, dk, dv, dmap), exponents(D))
     return dk, dv, dmap

@@ -8,19 +8,19 @@ from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.features import LEAST
 from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
     SIDE_BARRIER,
     features_of_y,
     least,
+    near_power,
     pairs_of_sums,
     put_features,
     put_state,
     side_softmax,
 )
-from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 
 
@@ -44,7 +44,7 @@ class Side:
 class SidePart:
     """One side's 64 features by D, from the first chunk to the last, and what queries have of them."""
 
-    def __init__(self, spec: FeatureSpec, dtype: Any):
+    def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit

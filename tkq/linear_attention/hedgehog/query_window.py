@@ -8,9 +8,9 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.feature_tiles import near_power
 from tkq.linear_attention.hedgehog.kernel import Task
-from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.sides import near_power
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import COLUMNS, LN2, Rows, add_products, exponentials, make_rows, numbers
 from tkq.tile.assembly import opaque_sum
@@ -39,7 +39,7 @@ def anew(t: Task) -> Task:
 class WindowPart:
     """Of 64 tokens after the others: ds, dq, the factors' gradients; of those that come next delta."""
 
-    def __init__(self, spec: FeatureSpec, dtype: Any):
+    def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit

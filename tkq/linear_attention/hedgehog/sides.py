@@ -9,6 +9,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
+from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.tile import vectors
 
 FEATURES = 64  # columns of a map
@@ -24,6 +25,16 @@ def numbers_ahead(tensors, t, chunk, tokens):
         token = cutlass.min(chunk * CHUNK + tk.lane_id() + 32 * r, tokens - 1)
         for x in tensors:
             vectors.prefetch(vectors.run_at(x, (t.batch, token, t.head), 1))
+
+
+def near_power(spec: GradientSpec, g, t):
+    """(1 / p, p): a power of 2 near the largest weight of keys before the window; of bfloat16, which has exponents for
+    all weights, 1."""
+    if spec.dtype == "bf16":
+        return Float32(1.0), Float32(1.0)
+    bits = (g.largest[t.batch, t.head] * g.linear[t.head]).bitcast(Int32) & Int32(0x7F800000)
+    bits = cutlass.max(bits, Int32(0x00800000))  # not 0
+    return (Int32(0x7F000000) - bits).bitcast(Float32), bits.bitcast(Float32)
 
 
 def least(x):
