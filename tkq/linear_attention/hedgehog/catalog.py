@@ -10,7 +10,7 @@ from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
-SPILLED = 60  # loads and stores of the windows of gradients, outside of their products
+SPILLED = 64  # loads and stores of the windows of gradients, outside of their products
 
 
 def shipped() -> list:
