@@ -25,11 +25,10 @@ class WindowConfig:
 @dataclass(frozen=True)
 class QueryConfig:
     """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: how many chunks
-    ahead of their loads tiles are brought into L2: there is no room for them in shared memory. numbers: rows', too."""
+    ahead of their loads tiles are brought into L2: there is no room for them in shared memory."""
 
     registers: tuple = (24, 192, 104)
     ahead: int = 2
-    numbers: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,4 +38,3 @@ class KeyConfig:
 
     registers: tuple = (24, 160, 168)
     ahead: int = 2
-    numbers: bool = True

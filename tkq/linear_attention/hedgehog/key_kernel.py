@@ -46,6 +46,7 @@ class KeyGradients:
       pairs     1        warps of the window (4)      a warp of each side (2), once dv has left P's room
       dys       1        warps of the sides (8)       warps of the window (4): dy of both sides
 
+    There is no room for tiles of another chunk: the producer brings them into L2, `config.ahead` chunks ahead.
     The sides meet three times a chunk: when features and states of both are there, which dv takes half of the columns
     of; when they have been read, so that dy takes the features' place, and features of queries the states'; and when P
     has been read, which dv takes the place of.
@@ -128,8 +129,7 @@ class KeyGradients:
             self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(t, i)
-            if const_expr(self.config.ahead > 0):
-                self.load_ahead(g, s, t, i + self.config.ahead)
+            self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.a, s.a, s.values, values, t, chunk)
             self.load(g.b, s.b, s.gradients, gradients, t, chunk)
             self.load(g.y, s.y, s.queries, queries, t, chunk)
@@ -140,12 +140,11 @@ class KeyGradients:
         return cutlass.select_(chunk >= 0, chunk, t.chunks)
 
     def load_ahead(self, g, s, t, i):
-        """Tiles of the i-th chunk that is visited into L2; nothing ahead of the first chunk."""
+        """Tiles and rows' numbers of the i-th chunk that is visited into L2; no tiles ahead of the first chunk."""
         chunk = self.there(t, visited(t, i))
         for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.x, s.x)):
             tk.load_ahead(tiles[0], x, (t.batch, t.head, chunk, 0))
-        if const_expr(self.config.numbers):
-            numbers_ahead((g.inverse, g.most, g.delta, g.share), t, chunk, g.tokens)
+        numbers_ahead((g.inverse, g.most, g.delta, g.share), t, chunk, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

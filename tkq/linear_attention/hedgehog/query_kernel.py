@@ -48,6 +48,7 @@ class QueryGradients:
       deltas    1        warps of the window (4)      warps of the sides (8)
       dys       1        warps of the sides (8)       warps of sides and window (12): dy and less of both sides
 
+    There is no room for tiles of another chunk: the producer brings them into L2, `config.ahead` chunks ahead.
     A side's features of keys lie where its S was, once all warps of both sides have multiplied by S, which dys tells;
     dq leaves by the room of ds.
     """
@@ -130,8 +131,7 @@ class QueryGradients:
         for i in cutlass.range_constexpr(1, self.config.ahead):
             self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
-            if const_expr(self.config.ahead > 0):
-                self.load_ahead(g, s, t, i + self.config.ahead)
+            self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.o, s.o, s.outputs, outputs, t, i)
             self.load(g.a, s.a, s.gradients, gradients, t, i)
             self.load(g.b, s.b, s.values, values, t, i)
@@ -139,11 +139,10 @@ class QueryGradients:
             self.load(g.x, s.x, s.queries, queries, t, i + 1)
 
     def load_ahead(self, g, s, t, i):
-        """A chunk's tiles into L2; nothing behind the last chunk."""
+        """A chunk's tiles and its rows' numbers into L2; no tiles behind the last chunk."""
         for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.o, s.o), (g.x, s.x)):
             tk.load_ahead(tiles[0], x, (t.batch, t.head, i, 0))
-        if const_expr(self.config.numbers):
-            numbers_ahead((g.inverse, g.most), t, i, g.tokens)
+        numbers_ahead((g.inverse, g.most), t, i, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""
