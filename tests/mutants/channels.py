@@ -21,6 +21,9 @@ BLOCKS_KEPT, BLOCKS_BACK, BLOCKS_BACK_ALIKE = (
 SEEN = "there = row + 8 * r < col + (8 * n + e + diagonal) if above else col + (8 * n + e) < row + (8 * r + diagonal)"
 BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
     "test_results[300-128--5.0]", "test_hard_data[0.0001-1.0]", "test_packed"))
+SPLIT = "tests/gpu/linear_attention/test_bounded_split.py::"
+REACHED, SEGMENTED = ((f"{SPLIT}{name}",) for name in (
+    "test_chunks_that_reach_a_segment[3000-4]", "test_segments[1537]"))
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -146,7 +149,30 @@ MUTANTS = (
         ("bounded_state_stays_in_a_block_s_middle", "mul_columns(c.s, self.step(s, BLOCKS, ring.stage))", "pass",
          BOUNDED),
         ("bounded_inverse_in_one_part", "tk.copy(tk.columns(c.again, *rest), v)", "tk.zero(c.again)",
-         ALIKE_BOUNDED)),
+         ALIKE_BOUNDED),
+        ("first_state_of_no_segment", "if walk.first == 0:", "if walk.first < 0:", SEGMENTED),
+        ("last_state_of_no_segment", "if walk.end == chunks(self.spec, g, t) and walk.first < walk.end:",
+         "if walk.end > chunks(self.spec, g, t) and walk.first < walk.end:", SEGMENTED)),
+    *family(
+        "linear", "tkq/linear_attention/channels/bounded/reach.py",
+        ("reach_of_columns_that_give_each_other_nothing",
+         "p = [cute.math.fma(m, k, y) * a for k, y, a in zip(of_key, p, decays)]",
+         "p = [y * a for y, a in zip(p, decays)]", REACHED),
+        ("reach_gives_up_at_once", "if found[0] == ALL and total[0] * Float32(times) <= NOTHING * Float32(i):",
+         "if found[0] == ALL and total[0] * Float32(times) <= NOTHING * Float32(i + 1):", REACHED),
+        ("reach_of_states_that_never_grow",
+         "w = w * cute.arch.fmax(cute.math.absf(1.0 - betas[i]), Float32(1.0))", "pass", REACHED),
+        ("reach_of_keys_of_any_length", "m = cute.math.absf(betas[i]) * (over[i] * (SLACK * m))",
+         "m = cute.math.absf(betas[i]) * (SLACK * m)", REACHED),
+        ("reach_of_chunks_behind", "behind = ((row + 1) * each - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE",
+         "behind = ((row + 1) * each + 1 - i * AT_ONCE) * CHUNK - tk.warp_id() * EDGE", REACHED)),
+    *family(
+        "linear", "tkq/linear_attention/channels/bounded/walk.py",
+        ("segments_begin_with_nothing", "first = cutlass.select_(before < ALL, kept - before, end)",
+         "first = cutlass.select_(before < ALL, kept, end)", SEGMENTED),
+        ("segments_that_nobody_has", "going = reach[last] == ALL", "going = reach[last] == ALL - 1", SEGMENTED),
+        ("segments_lose_their_first_chunk", "return leader & (chunk >= walk.kept) if self.there else leader",
+         "return leader & (chunk > walk.kept) if self.there else leader", SEGMENTED)),
     *family(
         "linear", "tkq/linear_attention/blocks/pairs.py",
         ("blocks_see_what_is_behind", SEEN, SEEN.replace("8 * r + diagonal", "8 * r + 8"), BLOCKS),

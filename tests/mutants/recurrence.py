@@ -7,9 +7,13 @@ NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
     "test_lines_and_what_is_around", "test_states_chain[False]"))
 
 SEGMENTS, GROWTH = ((f"{TESTS}{name}",) for name in ("test_segments[False-False]",
-                                                     "test_growth_that_nothing_feeds[8192-12]"))
+                                                     "test_growth_that_nothing_feeds[8192-12-False]"))
 
-EDGES = "edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]"
+EDGE = "return Float32(self.at(x, of, cutlass.min((of.run + 1) * self.tokens, x.shape[1] - 1), 1)[0])"
+START = "put(state, [cutlass.select_(of.run == 0, x, state[i]) for i, x in enumerate(start)])"
+JOINED = "far, up = lane >= by, lambda x, by=by: cute.arch.shuffle_sync_up(x, by)"
+LINES_GROWTH, LINES_SEGMENTS = ((f"{TESTS}{name}",) for name in ("test_growth_that_nothing_feeds[200-264-True]",
+                                                                "test_growth_through_segments[True]"))
 
 MUTANTS = (
     *family(
@@ -56,10 +60,30 @@ MUTANTS = (
          "edge = h[:, 0 if falling else -1].unflatten(0, (-1, part.count)).float()", SEGMENTS)),
     *family(
         "scan", "tkq/recurrence/lines.py",
-        ("in_the_order_of_memory", "self.put_own(values[::-1] if self.spec.falling else values, part, at[1])",
-         "self.put_own(values, part, at[1])", FALLING),
-        ("lines_behind_the_last_are_written", "there = of.first + line < C", "there = of.first + line < 2 * C", AROUND),
-        ("tokens_behind_the_last_are_written", "there = there & (t >= 0) & (t < T)", "pass", AROUND),
-        ("factor_of_the_run_itself", EDGES, EDGES.replace("turn.k * n - 1", "turn.k * n"), TIME),
-        ("state_of_the_run_itself", EDGES, EDGES.replace("(turn.k + 1) * n", "(turn.k + 1) * n - 1"), TIME)),
+        ("in_the_order_of_memory", "return values[::-1] if self.spec.falling else values", "return values", FALLING),
+        ("tokens_behind_the_last_are_written", "if piece.first < x.shape[1]:", "if piece.first < x.shape[1] + 64:",
+         AROUND),
+        ("slope_of_the_token_s_own_factor", "for x, y in zip(a, dh[1:], strict=False):",
+         "for x, y in zip(a[1:], dh[1:], strict=True):", TIME),
+        ("state_of_the_run_itself", EDGE, EDGE.replace("self.tokens,", "self.tokens - 1,"), TIME),
+        ("lines_without_the_initial_state", "h = earlier[i][:-1] + [cutlass.select_(last, before, earlier[i][-1])]",
+         "h = earlier[i]", TIME),
+        ("lanes_of_half_a_warp", "for by in (1, 2, 4, 8, 16):", "for by in (1, 2, 4, 8):", TIME),
+        ("lane_before_the_first", JOINED, JOINED.replace("lane >=", "lane + 1 >="), TIME),
+        ("state_behind_the_lane_itself",
+         "return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))", "return after", TIME),
+        ("state_of_the_line_before", START, START.replace("of.run == 0", "turn.k == 0"),
+         (f"{TESTS}test_several_lines_a_block",)),
+        ("end_of_a_whole_run", "if const_expr(rest or i == self.pieces - 1):", "if const_expr(rest):",
+         (f"{TESTS}test_layouts_agree",)),
+        ("state_of_the_first_piece",
+         "found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))",
+         "found.append(Step(factor, value))", TIME),
+        ("product_without_the_segment_s_first_pieces",
+         "factor = products.times(piece.whole.factor, factor, self.parts)", "pass", LINES_SEGMENTS)),
+    *family(
+        "scan", "tkq/recurrence/products.py",
+        ("products_are_infinite", "high = assembly.product_toward_zero(x[0], y[0])", "high = x[0] * y[0]",
+         LINES_GROWTH),
+        ("products_of_one_number", "return [high, low]", "return [high, low * 0.0]", (f"{TESTS}test_long_lines",))),
 )

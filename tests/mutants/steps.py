@@ -7,6 +7,7 @@ TOKENS, LENGTHS = (f"{TESTS}test_steps.py::test_tokens[128-3]",), (f"{TESTS}test
 ROWS, ACCEPTED = ((f"{TESTS}test_step_rows.py::{name}",) for name in (
     "test_rows_that_the_pool_does_not_have[1-dtype0]", "test_accepted_tokens[dtype0-state0-3]"))
 GUARDED = (f"{TESTS}test_step_rows.py::test_nothing_outside_of_the_pool_is_touched[end]",)
+SHARED = (f"{TESTS}test_steps.py::test_many_states[128-128-channel-True-v]",)
 SPACE, TYPES, SOFTPLUS = ((f"{TESTS}test_ssd_step.py::{name}",) for name in (
     "test_expanded_arguments", "test_types_and_options[wide]", "test_softplus_of_all_sizes"))
 
@@ -16,10 +17,10 @@ MUTANTS = (
         ("row_behind_the_pool", "if row < 0 or row >= Int64(g.state.shape[0]):", "if row < 0:", GUARDED),
         ("row_before_the_first", """
             if row >= 0:
-                self.steps(g, at, row, held)
+                self.steps(g, at, row, held, memory)
          """, """
             if row >= -1:
-                self.steps(g, at, row, held)
+                self.steps(g, at, row, held, memory)
          """, GUARDED),
         ("skipped_rows_are_not_zeroed", "self.put_zeros(g, at)", "pass", ROWS),
         ("more_accepted_than_tokens", "if last >= 0 and last < g.tokens:", "if last >= 0:", ACCEPTED),
@@ -43,6 +44,16 @@ MUTANTS = (
         ("sums_of_half_the_lanes", "for offset in self.offsets:", "for offset in self.offsets[1:]:", DELTA),
         ("rows_of_other_lanes", "k = i // c.k_run * c.k_run * c.k_lanes + i % c.k_run",
          "k = i // c.k_run * c.k_run + i % c.k_run", DELTA)),
+    *family(
+        "step", "tkq/linear_attention/step/warps.py",
+        ("sums_of_all_warps_but_the_last", "for w in range(self.config.k_warps):",
+         "for w in range(self.config.k_warps - 1):", SHARED),
+        ("runs_of_one_warp", "runs[i] = _plus(run, self.run(memory, w, part, i))",
+         "runs[i] = _plus(run, self.run(memory, 0, part, i))", SHARED),
+        ("dots_of_one_warp", "dots = _plus(dots, self.dots(memory, w))", "dots = _plus(dots, self.dots(memory, 0))",
+         SHARED),
+        ("warps_with_the_same_rows", "return cute.arch.thread_idx()[0] // LANES * config.rows",
+         "return cute.arch.thread_idx()[0] // LANES * 0", SHARED)),
     *family(
         "step", "tkq/linear_attention/step/token.py",
         ("beta_of_one", "return [held[1][0] * (v - x) for v, x in zip(values, given)]",

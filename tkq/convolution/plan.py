@@ -4,15 +4,26 @@ from __future__ import annotations
 from .config import WARP, ConvConfig
 from .spec import BITS, ConvSpec
 
-WARPS = {False: 124, True: 16}  # of one SM: several waves of a forward's short runs, one of a backward's long ones
+FORWARD_WARPS = 124  # of one SM: several waves of short runs
+BACKWARD_WARPS = {False: 16, True: 12}  # as many as fit at once: one wave of long runs; True: packed, or normed heads
 SHORTEST = {False: 8, True: 32}  # tokens of a run along channels, whose first and last W - 1 others read, too
 
 
 def plan(spec: ConvSpec) -> ConvConfig:
     """Along channels the loads of 4 tokens together; a backward's of the next 4 are on their way, too (230.0 us for
     241.1 without), a forward's are not: it took 146.2 us with them, 143.2 without, and with 8 tokens 144.9 (8 sequences
-    of 2048 tokens and 8192 channels, an H200; docs/attempts/linear_attention.md)."""
-    return ConvConfig(rows=4 if spec.layout == "channels" else 2 - spec.backward)
+    of 2048 tokens and 8192 channels, an H200; docs/attempts/convolution.md). A backward's blocks along channels are of
+    one warp, so that any number of runs is one wave."""
+    if spec.layout == "channels":
+        return ConvConfig(rows=4, warps=1 if spec.backward else 4)
+    return ConvConfig(rows=2 - spec.backward)
+
+
+def warps(spec: ConvSpec) -> int:
+    """Warps of one SM that have runs."""
+    if not spec.backward:
+        return FORWARD_WARPS
+    return BACKWARD_WARPS[spec.layout == "channels" and bool(spec.packed or spec.head)]
 
 
 def widest(vector: int, dtype: str, layout: str) -> int:
@@ -30,6 +41,6 @@ def run_tokens(spec: ConvSpec, batch: int, tokens: int, channels: int, num_sms: 
     else:
         columns, step = batch * channels, WARP * spec.vector
         shortest = step
-    runs = max(1, min(num_sms * WARPS[spec.backward] // max(1, columns), -(-tokens // shortest)))
+    runs = max(1, min(num_sms * warps(spec) // max(1, columns), -(-tokens // shortest)))
     each = -(-tokens // runs)
     return -(-each // step) * step

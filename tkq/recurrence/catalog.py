@@ -9,6 +9,7 @@ from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 MANY, FEW = 1 << 16, 1 << 10  # columns
+TOKENS = 1 << 11  # of each column
 
 
 def shipped() -> list:
@@ -21,7 +22,8 @@ def shipped() -> list:
             found.append((replace(spec, vector=widest(4, spec, columns)), columns))
         found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
                   for falling in (False, True)]
-    return [Shipped(_name(s, columns), recipe(s, plan(s, columns, 132)), expectation(s)) for s, columns in found]
+    return [Shipped(_name(s, columns), recipe(s, plan(s, columns, TOKENS, 132)), expectation(s))
+            for s, columns in found]
 
 
 def _name(s: ScanSpec, columns: int) -> str:
@@ -30,9 +32,11 @@ def _name(s: ScanSpec, columns: int) -> str:
 
 
 def expectation(s: ScanSpec) -> Expectation:
-    """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan."""
+    """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan. Along time
+    lanes exchange products, which are rounded toward 0, in fp32 of two numbers, and registers are for 28 warps of an
+    SM."""
     bits = s.vector * BITS[s.dtype]
     wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 else ("LDG.E", "STG.E")
-    shared = ("LDS.128", "STS.128") if s.layout == "time" else ()
-    return Expectation(instructions=(*wide, *shared, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
-                       registers=255 if s.layout == "time" and s.backward and s.dtype == "fp32" else 168)
+    lanes = ("SHFL.UP", "SHFL.IDX", "FMUL.RZ", *["FFMA.RZ"] * (s.dtype == "fp32")) if s.layout == "time" else ()
+    return Expectation(instructions=(*wide, *lanes, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
+                       registers=72 if s.layout == "time" else 168)

@@ -147,10 +147,10 @@ def _run(spec, read, others, states, falling, product=None):
     time = spec.layout == "time"
     vector = vector_of(time, *read, *others)
     states = tuple(None if t is None else t.contiguous() for t in (*states, product))
-    (B, _, C), device = a.shape, a.get_device()
+    (B, T, C), device = a.shape, a.get_device()
     spec = replace(spec, vector=vector, falling=falling) if time else replace(
         spec, vector=widest(vector, spec, B * C))
-    config = plan(spec, B * C, arch.num_sms(a.device))
+    config = plan(spec, B * C, T, arch.num_sms(a.device))
     call = _launcher(device, spec, config, a), (a, (b, *others, *states), -1 if falling else 1)
     call[0](*call[1])
     return call

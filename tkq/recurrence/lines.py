@@ -7,52 +7,68 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.recurrence.columns import Given, Operands, finite, put, steps
+from tkq.recurrence import products
+from tkq.recurrence.columns import Given, Operands, put
 from tkq.recurrence.config import WARP
 from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
-from tkq.tile.assembly import opaque_sum
-
-STEPS = 32  # of a loop that is written out: the DSL warns of longer ones
-PAD = 16  # bytes behind each line in shared memory: neighbouring lines' vectors lie in other banks
 
 
 class Place(NamedTuple):
-    """A warp's lines: their sequence, the first one's channel. channel: this lane's; is it one of them?"""
+    """A lane's line: its sequence, its channel; which of the line's runs; and the lane's number in the line. Behind the
+    last line it is the last one once more, for which the same is written."""
 
     batch: Any
-    first: Any
     channel: Any
-    inside: Any
+    run: Any
+    lane: Any
 
 
-class Held(NamedTuple):
-    """The state, the initial one, the slots for it, and the warp's shared memory: (tokens, lines) of each tensor."""
+class Step(NamedTuple):
+    """What some tokens make of the state that comes in: factor state + value. factor: as in `products`."""
 
-    state: Any
-    before: Any
-    slots: Any
-    parts: Any
+    factor: Any
+    value: Any
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens of a lane, in the scan's order: the first one's number; a, and b or dh, in fp32; the `Step`
+    of all lanes' tokens up to this lane's last one, and that of all."""
+
+    first: Any
+    a: Any
+    b: Any
+    up_to: Step
+    whole: Step
 
 
 class LineScan:
-    """The scan of `ColumnScan`, of 32 channels a warp. A run is `rows` tokens of each: the warp loads them in vectors
-    along time, neighbouring lanes neighbouring vectors, and turns them over in shared memory, where each lane finds a
-    line of its own. Results go back the same way. Warps take the runs of a block in turn, as there; so the steps, and
-    the bits, are the same.
+    """The scan of `ColumnScan`, but tokens are joined in another order. `lanes` lanes of a warp have a line, each some
+    of its vectors; a run has `rows / vector` pieces, a vector of each lane. A block's warps take the runs of `each`
+    lines (of a warp's, where it has several) in turn, one line's after the other's. Of a piece:
 
-    A backward needs a of the token before and h of the one behind, too: at a run's ends a lane loads these itself."""
+        each lane     the product of its factors, and what its tokens make of a state of 0, from token to token
+        the lanes     the same of all lanes up to this one, by shuffles: over 1, 2, 4, 8, 16 lanes
+        the state     what comes into a piece, from piece to piece and from run to run: factor state + value of a piece
+        each lane     what comes into its tokens, likewise; from there token by token: h = a h + b
 
-    lanes = WARP
+    So nothing goes through shared memory but a state a run (`Turns`), and accesses are contiguous. How products are
+    rounded: `products`.
+
+    A backward's state is a[s] g[s], what the token s leaves to the next:
+
+        g[s] = state + dh[s],  then a[s] g[s] is the state;  within a lane's tokens  g[s] = a[s - 1] g[s - 1] + dh[s]
+
+    h[s + 1], for da, is a neighbour's at the end of a lane's tokens; at a run's end lanes load it themselves."""
 
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
-        self.turns = Turns(1 + spec.ends, config.warps)
-        self.across = config.rows // spec.vector  # vectors of a line's run
-        self.pitch = config.rows + PAD * 8 // self.dtype.width
-        self.chunk = min(config.rows, 128 // self.dtype.width)  # tokens that a lane reads of its line at once
-        self.tensors = (2 + spec.of_a) if spec.backward else 2
+        self.parts = 2 if spec.dtype == "fp32" else 1  # of a product: h of 16 bits is rounded more than one is off
+        self.turns = Turns(1 + spec.ends * self.parts, config.warps)
+        self.pieces = config.rows // spec.vector
+        self.lanes, self.lines = config.lanes, WARP // config.lanes  # of a line, of a warp
+        self.tokens = config.rows * self.lanes  # of a run
 
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of tokens."""
@@ -74,208 +90,201 @@ class LineScan:
     @cute.jit
     def __call__(self, a: cute.Tensor, operands: Operands, way: Int32, stream: cuda.CUstream):
         """way: not looked at: the spec says it."""
-        B, _, C = a.shape
-        self.kernel(Given(a, *operands, way)).launch(grid=[B * cute.ceil_div(C, WARP), 1, 1], stream=stream,
-                                                     **self.config.launch)
+        blocks = cute.ceil_div(a.shape[0] * cute.ceil_div(a.shape[2], self.lines), self.config.each)
+        self.kernel(Given(a, *operands, way)).launch(grid=[blocks, 1, 1], stream=stream, **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):
-        warps, each = self.config.warps, self.pitch * WARP
-        layout = cute.make_layout((self.config.rows, WARP, self.tensors, warps),
-                                  stride=(1, self.pitch, each, each * self.tensors))
-        parts, slots = tk.SharedAllocator().allocate_tensor(self.dtype, layout, 128), self.turns.slots()
+        slots = self.turns.slots()
         warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-        self.thread(cute.arch.block_idx()[0], warp, tk.lane_id(), (slots, parts[None, None, None, warp]), g)
+        self.thread(cute.arch.block_idx()[0], warp, tk.lane_id(), slots, g)
 
     @cute.jit
-    def thread(self, block, warp, lane, shared, g: Given):
-        """What one thread does. shared: the slots, and (tokens, lines) of each tensor."""
-        (_, T, C), warps = g.a.shape, self.config.warps
-        across = cute.ceil_div(C, self.lanes)
-        batch, first = block // across, block % across * self.lanes
-        of = Place(batch, first, cutlass.min(first + lane, C - 1), first + lane < C)
-        state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
-        state.fill(1.0)  # the product of the factors stands behind it
-        before[0] = Float32(0.0 if g.state is None else g.state[batch, of.channel])
-        if const_expr(self.spec.backward):
-            state[0] = Float32(0.0 if g.final is None else g.final[batch, of.channel])
-        else:
-            state[0] = before[0]
-        runs = cute.ceil_div(T, self.config.rows)
-        held = Held(state, before, *shared)
-        for k in cutlass.range(warp, runs, warps, unroll=1):
-            if (k + 1) * self.config.rows <= T:
-                self.run(held, Turn(k, runs, warp, lane), of, g)
+    def thread(self, block, warp, lane, slots, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other."""
+        (B, T, C), each = g.a.shape, self.config.each
+        state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
+        state.fill(0.0)
+        across, runs = cute.ceil_div(C, self.lines), cute.ceil_div(T, self.tokens)
+        count = runs * cutlass.min(B * across - block * each, each)
+        for k in cutlass.range(warp, count, self.config.warps, unroll=1):
+            line, run = (block, k) if each == 1 else (block * each + k // runs, k % runs)
+            channel = line % across * self.lines + lane // self.lanes
+            of = Place(line // across, cutlass.min(channel, C - 1), run, lane % self.lanes)
+            turn = Turn(k, count, warp, lane)
+            if (run + 1) * self.tokens <= T:
+                self.run(state, slots, turn, of, g)
             else:
-                self.run(held, Turn(k, runs, warp, lane), of, g, True)
-        if (runs - 1) % warps == warp and of.inside:
-            if const_expr(not self.spec.backward and g.final is not None):
-                g.final[batch, of.channel] = state[0]
-            last = Float32(1.0)
-            if const_expr(g.dstate is not None):
-                last = self.token(g.a, of, T - 1)
-                g.dstate[batch, of.channel] = last * state[0]
-            if const_expr(g.product is not None):
-                g.product[batch, of.channel] = finite(last * state[1])
+                self.run(state, slots, turn, of, g, True)
 
     # ---- where things lie -------------------------------------------------------------------------------------------
 
-    def memory(self, k, T):
-        """The token that a run has first in memory; below 0 where a falling scan's last run is short."""
-        return T - (k + 1) * self.config.rows if self.spec.falling else k * self.config.rows
-
-    def line(self, x, of, channel):
+    def at(self, x, of, s, n):
+        """n tokens of a lane's line in memory, of which the scan takes token s first."""
         size = x.element_type.width // 8
-        return x.iterator.toint() + (Int64(of.batch) * x.stride[0] + Int64(channel) * x.stride[2]) * size
-
-    def at(self, x, address, t, n):
-        pointer = cute.make_ptr(x.element_type, address + Int64(t) * (x.element_type.width // 8), x.memspace,
-                                assumed_align=n * x.element_type.width // 8)
-        return cute.make_tensor(pointer, cute.make_layout(n))
-
-    def token(self, x, of, s):
-        """This lane's number of the scan's token s, or of the nearest that there is."""
-        T = x.shape[1]
-        s = cutlass.max(cutlass.min(s, T - 1), 0)
-        t = T - 1 - s if self.spec.falling else s
-        return Float32(self.at(x, self.line(x, of, of.channel), t, 1)[0])
-
-    def place(self, i, lane):
-        """(line, its vector) of a warp's i-th access."""
-        number = i * self.lanes + lane
-        return number // self.across, number % self.across
-
-    # ---- between memory and lines -----------------------------------------------------------------------------------
-
-    def load(self, x, of, first, lane, rest):
-        """A run of all lines, in vectors, in registers. What lies outside is the nearest inside."""
-        T, V, found = x.shape[1], self.spec.vector, []
-        for i, address in enumerate(self.addresses(x, of, lane)):
-            t = first + self.place(i, lane)[1] * V
-            t = cutlass.max(cutlass.min(t, T - V), 0) if rest else t
-            found.append(vectors.load(self.at(x, address, t, V)))
-        return found
-
-    def addresses(self, x, of, lane):
-        """Of the lines of a warp's accesses: of those that there are not the last one's. From one to the next by sums
-        that the compiler does not see through: it would have all of them in registers throughout the loop."""
-        C, line = x.shape[2], self.place(0, lane)[0]
-        address, each = self.line(x, of, cutlass.min(of.first + line, C - 1)), self.lanes // self.across
-        step = Int64(x.stride[2]) * (each * x.element_type.width // 8)
-        for i in range(self.across):
-            if i and each:  # otherwise all are of one line
-                there = of.first + line + i * each < C
-                address = opaque_sum(address, cutlass.select_(there, step, Int64(0)))
-            yield address
-
-    def from_shared(self, part, line, t, n):
-        held = cute.make_rmem_tensor(n, self.dtype)
-        cute.copy(self.atom(n), self.shared(part, line, t, n), held)
-        return held
-
-    def to_shared(self, held, part, line, t, n):
-        cute.copy(self.atom(n), held, self.shared(part, line, t, n))
-
-    def atom(self, n):
-        return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype, num_bits_per_copy=n * self.dtype.width)
-
-    def shared(self, part, line, t, n):
-        """n tokens of a line in shared memory."""
-        return cute.make_tensor((part.iterator + (line * self.pitch + t)).align(n * self.dtype.width // 8),
+        t = x.shape[1] - s - n if self.spec.falling else s
+        address = x.iterator.toint() + (Int64(of.batch) * x.stride[0] + Int64(of.channel) * x.stride[2] + t) * size
+        return cute.make_tensor(cute.make_ptr(x.element_type, address, x.memspace, assumed_align=n * size),
                                 cute.make_layout(n))
 
-    def put_down(self, loaded, part, lane):
-        for i, x in enumerate(loaded):
-            line, vector = self.place(i, lane)
-            self.to_shared(x, part, line, vector * self.spec.vector, self.spec.vector)
+    def load(self, x, of, first, rest):
+        """The tokens from `first` on, in registers, in memory's order: where there are none the last ones."""
+        first = cutlass.min(first, Int64(x.shape[1] - self.spec.vector)) if rest else first
+        return vectors.load(self.at(x, of, first, self.spec.vector))
 
-    def own(self, part, lane):
-        """This lane's line, as fp32."""
-        found = []
-        for c in range(0, self.config.rows, self.chunk):
-            found += vectors.wide(self.from_shared(part, lane, c, self.chunk))
-        return found
+    def numbers(self, held):
+        """Loaded tokens as fp32 values, in the scan's order."""
+        return self.in_order(vectors.wide(held))
 
-    def put_own(self, values, part, lane):
-        for c in range(0, self.config.rows, self.chunk):
-            self.to_shared(vectors.packed(values[c:c + self.chunk], self.dtype), part, lane, c, self.chunk)
+    def in_order(self, values):
+        return values[::-1] if self.spec.falling else values
 
-    @cute.jit
-    def store(self, x: cute.Tensor, part: cute.Tensor, of, at, rest: cutlass.Constexpr):
-        first, lane = at
-        T, C, V = x.shape[1], x.shape[2], self.spec.vector
-        places = [self.place(i, lane) for i in range(self.across)]
-        found = [self.from_shared(part, line, vector * V, V) for line, vector in places]
-        address = self.addresses(x, of, lane)
-        for i in cutlass.range_constexpr(self.across):
-            line, vector = places[i]
-            t, to = first + vector * V, next(address)
-            there = of.first + line < C
-            if const_expr(rest):
-                there = there & (t >= 0) & (t < T)
-            if there:
-                vectors.store(found[i], self.at(x, to, t, V))
+    def firsts(self, of):
+        """The first token of each of a lane's pieces: in 64 bits, as addresses are, so that one serves for all."""
+        first = Int64(of.run * self.tokens + of.lane * self.spec.vector)
+        return [first + i * self.lanes * self.spec.vector for i in range(self.pieces)]
 
     # ---- the scan ---------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def run(self, held, turn, of, g: Given, rest: cutlass.Constexpr = False):
+    def run(self, state, slots, turn, of, g: Given, rest: cutlass.Constexpr = False):
         """rest: some of the run's tokens may be behind the last one."""
-        T, n, lane, state = g.a.shape[1], self.config.rows, turn.lane, held.state
-        first, parts = self.memory(turn.k, T), [held.parts[None, None, i] for i in range(self.tensors)]
-        read = [g.a, g.b] + [g.h] * (self.tensors - 2)
-        loaded = [self.load(x, of, first, lane, rest) for x in read]
-        edges = []
-        if const_expr(self.spec.backward):
-            edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]
-        for x, part in zip(loaded, parts, strict=True):
-            self.put_down(x, part, lane)
-        cute.arch.sync_warp()
-        lines = [self.own(part, lane) for part in parts]
-        if const_expr(self.spec.falling):
-            lines = [x[::-1] for x in lines]
-        self.turns.take(state, held.slots, turn)
-        slope, found = [state[0]], []
-        if const_expr(self.spec.backward):  # what comes into the first token is the final state's gradient itself
-            lines[0] = [cutlass.select_(turn.k == 0, Float32(1.0), edges[0])] + lines[0][:-1]
-        for first_step in cutlass.range_constexpr(0, n, STEPS):
-            for j in cutlass.range_constexpr(first_step, min(first_step + STEPS, n)):
-                there = turn.k * n + j < T if rest else None
-                slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], there)
-                found += slope
-                if const_expr(self.spec.ends):
-                    factor = lines[0][j] if there is None else cutlass.select_(there, lines[0][j], Float32(1.0))
-                    state[1] = state[1] * factor
-        put(state, slope)
-        self.turns.hand_on(state, held.slots, turn)
-        if const_expr(self.spec.backward):
-            self.back(found, lines, edges, (turn, of, first), held, g, rest)
-        else:
-            if const_expr(g.h is not None):
-                self.out(g.h, found, parts[1], of, (first, lane), rest)
-        cute.arch.sync_warp()
+        T, firsts = g.a.shape[1], self.firsts(of)
+        read = (g.a, g.b, g.h) if self.spec.of_a else (g.a, g.b)
+        loaded = [[self.load(x, of, s, rest) for s in firsts] for x in read]
+        edge = self.edge(g.h, of) if self.spec.of_a else None
+        before, start = self.states_of(of, g)
+        pieces = [self.piece(s, a, b, of) for s, a, b in zip(firsts, loaded[0], loaded[1], strict=True)]
+        self.turns.take(state, slots, turn)
+        put(state, [cutlass.select_(of.run == 0, x, state[i]) for i, x in enumerate(start)])
+        coming = self.coming(pieces, state)
+        self.turns.hand_on(state, slots, turn)
+        earlier = self.earlier(loaded[2], edge, of) if self.spec.of_a else []
+        for i in cutlass.range_constexpr(self.pieces):
+            piece, own = pieces[i], self.into_lane(pieces[i].up_to, coming[i].value, of)
+            if const_expr(self.spec.backward):
+                found, after = slopes(piece.a, own, piece.b)
+                self.out(g.db, found, piece, of, rest)
+                if const_expr(self.spec.of_a):
+                    last = piece.first + self.spec.vector >= T  # of whose last token h comes from the initial state
+                    h = earlier[i][:-1] + [cutlass.select_(last, before, earlier[i][-1])]
+                    self.out(g.da, [x * y for x, y in zip(found, h, strict=True)], piece, of, rest)
+            else:
+                found, after = states(piece.a, own, piece.b)
+                self.out(g.h, found, piece, of, rest)
+            if const_expr(rest or i == self.pieces - 1):
+                self.end(after, coming[i].factor, piece, of, g)
+
+    def states_of(self, of, g):
+        """The initial state, and what comes into a line's first token, with the product of no factors behind it."""
+        before = Float32(0.0 if g.state is None else g.state[of.batch, of.channel])
+        start = before
+        if self.spec.backward:
+            start = Float32(0.0 if g.final is None else g.final[of.batch, of.channel])
+        return before, [start, Float32(1.0), Float32(0.0)][:self.turns.vector]
 
     @cute.jit
-    def back(self, found, lines, edges, place, held, g: Given, rest: cutlass.Constexpr):
-        """db and da of a run."""
-        (turn, of, first), n, T = place, self.config.rows, g.a.shape[1]
-        if const_expr(self.spec.of_b):
-            self.out(g.db, found, held.parts[None, None, 1], of, (first, turn.lane), rest)
-        if const_expr(self.spec.of_a):
-            earlier = lines[2][1:] + [edges[1]]
-            products = []
-            for first_step in cutlass.range_constexpr(0, n, STEPS):
-                for j in cutlass.range_constexpr(first_step, min(first_step + STEPS, n)):
-                    if const_expr(rest or j == n - 1):
-                        last = turn.k * n + j >= T - 1
-                        products.append(found[j] * cutlass.select_(last, held.before[0], earlier[j]))
-                    else:
-                        products.append(found[j] * earlier[j])
-            self.out(g.da, products, held.parts[None, None, 2], of, (first, turn.lane), rest)
+    def end(self, after, factor, piece, of, g: Given):
+        """What is behind the last token: the final state, or the initial one's gradient. factor: the product of all
+        factors before the piece."""
+        if piece.first + self.spec.vector == g.a.shape[1]:
+            if const_expr(not self.spec.backward and g.final is not None):
+                g.final[of.batch, of.channel] = after
+            if const_expr(g.dstate is not None):
+                g.dstate[of.batch, of.channel] = after
+            if const_expr(g.product is not None):
+                g.product[of.batch, of.channel] = products.rounded(
+                    products.times(piece.up_to.factor, factor, self.parts))
 
     @cute.jit
-    def out(self, x: cute.Tensor, values, part: cute.Tensor, of, at, rest: cutlass.Constexpr):
-        """A run's results, in the scan's order, by way of shared memory."""
-        self.put_own(values[::-1] if self.spec.falling else values, part, at[1])
-        cute.arch.sync_warp()
-        self.store(x, part, of, at, rest)
+    def out(self, x, values, piece, of, rest: cutlass.Constexpr):
+        """A piece's results, which come in the scan's order, where they are wanted."""
+        if const_expr(x is not None):
+            held = vectors.packed(self.in_order(values), self.dtype)
+            if const_expr(rest):
+                if piece.first < x.shape[1]:
+                    vectors.store(held, self.at(x, of, piece.first, self.spec.vector))
+            else:
+                vectors.store(held, self.at(x, of, piece.first, self.spec.vector))
+
+    def piece(self, first, a, b, of):
+        """What can be said of a piece before the state comes."""
+        a, b = self.numbers(a), self.numbers(b)
+        up_to = joined(self.of_lane(a, b), of.lane, self.lanes)
+        return Piece(first, a, b, up_to, self.of_last(up_to, of))
+
+    def coming(self, pieces, state):
+        """What comes into each piece, and what the last one leaves, which state is then: the state, and in a segment
+        the product of the factors so far."""
+        found = [Step([state[1 + i] for i in range(self.parts)] if self.spec.ends else None, state[0])]
+        for piece in pieces:
+            factor, value = found[-1]
+            if self.spec.ends:
+                factor = products.times(piece.whole.factor, factor, self.parts)
+            found.append(Step(factor, products.grown(piece.whole.factor, value, piece.whole.value)))
+        put(state, [found[-1].value, *(found[-1].factor or ())])
+        return found
+
+    # ---- between lanes ----------------------------------------------------------------------------------------------
+
+    def of_lane(self, a, b):
+        """The `Step` of a lane's tokens. It begins with a state of 0, not with b: a factor that is no finite number
+        shows behind the lane, too."""
+        found = (slopes if self.spec.backward else states)(a, Float32(0.0), b)[1]
+        return Step(products.of(a, self.parts), found)
+
+    def of_last(self, step, of):
+        """The last lane's of a line."""
+        last = self.lanes - 1
+        return Step([self.from_lane(x, of, last) for x in step.factor], self.from_lane(step.value, of, last))
+
+    def into_lane(self, up_to, coming, of):
+        """What comes into a lane's first token: of the lane before."""
+        if self.lanes == 1:
+            return coming
+        after = products.grown(up_to.factor, coming, up_to.value)
+        return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))
+
+    def earlier(self, loaded, edge, of):
+        """h of the token behind each of a lane's, by pieces. edge: of the run's last one."""
+        own = [self.numbers(x) for x in loaded]
+        next_ = [self.from_lane(x[0], of, (of.lane + 1) % self.lanes) for x in own] + [edge]
+        at_end = of.lane == self.lanes - 1
+        return [x[1:] + [cutlass.select_(at_end, next_[i + 1], next_[i])] for i, x in enumerate(own)]
+
+    def edge(self, x, of):
+        """The first token behind a run, or the last one that there is."""
+        return Float32(self.at(x, of, cutlass.min((of.run + 1) * self.tokens, x.shape[1] - 1), 1)[0])
+
+    def from_lane(self, x, of, lane):
+        """x of another lane of the line."""
+        return x if self.lanes == 1 else cute.arch.shuffle_sync(x, tk.lane_id() - of.lane + lane)
+
+
+def joined(step, lane, lanes):
+    """The `Step` of all lanes of a line up to this one."""
+    for by in (1, 2, 4, 8, 16):
+        if by < lanes:
+            far, up = lane >= by, lambda x, by=by: cute.arch.shuffle_sync_up(x, by)
+            factor = products.times(step.factor, [up(x) for x in step.factor], len(step.factor))
+            value = products.grown(step.factor, up(step.value), step.value)
+            step = Step([cutlass.select_(far, x, y) for x, y in zip(factor, step.factor, strict=True)],
+                        cutlass.select_(far, value, step.value))
+    return step
+
+
+def states(a, state, b):
+    """h of each token, and what the last one leaves, which is its h."""
+    found = []
+    for x, y in zip(a, b, strict=True):
+        state = cute.math.fma(x, state, y)
+        found.append(state)
+    return found, state
+
+
+def slopes(a, state, dh):
+    """g of each token, and what the last one leaves: its a g."""
+    found = [state + dh[0]]
+    for x, y in zip(a, dh[1:], strict=False):
+        found.append(cute.math.fma(x, found[-1], y))
+    return found, a[-1] * found[-1]

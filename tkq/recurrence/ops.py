@@ -19,11 +19,22 @@ def scan(a: Tensor, b: Tensor, initial_state: Optional[Tensor] = None, reverse: 
 
         h[t] = a[t] h[t - 1] + b[t]
 
-    The state is float32 whatever the tensors are: one rounded multiply-add from token to token, in order, so two calls
-    of which the second continues from the first's final state give the bits of one. One pass over memory, forward and
-    backward. Nothing is multiplied ahead, so a of any size is taken as it is, 0, negative and above 1 too. Only of few
-    columns (B C up to 512 in fp32, 1024 in 16 bits) and 8192 tokens and more, where steps in order would leave the GPU
-    idle, segments of the tokens run side by side, and are joined by the products of their a, in float32.
+    The state is float32 whatever the tensors are, and but for the segments below all comes of one pass over memory,
+    forward and backward.
+
+    Contiguous channels: one rounded multiply-add from token to token, in order, so two calls of which the second
+    continues from the first's final state give the bits of one. Nothing is multiplied ahead, so a of any size is taken
+    as it is, 0, negative and above 1 too.
+
+    Contiguous tokens: up to 8 neighbours are joined in order, then these by the products of their a, in float32 and
+    always in the same order. In fp32 a product is two numbers, so that results are as exact as by steps in order, but
+    other bits; in 16 bits it is one, and what n equal a make is off by up to n roundings of float32. A product beyond
+    float32 counts as its largest number: a state of 0 stays 0 whatever a is, but one that is tiny may be taken to grow
+    less than it does.
+
+    Only of few columns and many tokens, where a scan would leave the GPU idle, segments of the tokens run side by side,
+    and are joined by the products of their a, likewise: with contiguous channels where B C is up to 512 in fp32, 1024
+    in 16 bits, and T 8192 or more; with contiguous tokens where B C is below 66 and T 65536 or more.
 
     Args:
         a, b: (B, T, C), bf16, fp16 or fp32, both of one type; T of any length, also 0. Fast are tensors with contiguous

@@ -1,23 +1,22 @@
 """From a spec and sizes to a config. Pure: neither torch nor the DSL."""
 from __future__ import annotations
 
-from .config import WARP, ScanConfig
+from .config import MOST_WARPS, WARP, ScanConfig
 from .spec import BITS, ScanSpec
 
 BLOCKS = 120  # that accesses of several channels are to leave
-SHORTEST, SEGMENT = 8192, 256  # tokens of a scan in segments, of a segment
+SHORTEST, SHORTEST_LINE, SEGMENT = 8192, 65536, 256  # tokens of a scan in segments, likewise along time, of a segment
 MOST_BITS = 512 * 32  # of a token of all columns
+LANE_TOKENS, MOST_PIECES = 16, 8  # of a run along time: of each lane at most
+LINE_BLOCKS = 16  # of an SM, that are to be left where blocks have several lines
 
 
-def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
-    """All blocks reside at once, each with all tokens of its columns: the fewer there are, the more warps each has, and
-    so runs in flight. Along time runs are of 128 bytes of each line: with 64 a backward in fp32 took 249.7 us, with 128
-    195.9; a backward in 16 bits has no registers for that. 16 bits are converted ahead of a backward's turn alone: a
-    forward in bf16 took 54.3 us with that, 52.9 without (8 sequences of 2048 tokens and 2048 channels, an H200)."""
+def plan(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> ScanConfig:
+    """Along channels all blocks reside at once, each with all tokens of its columns: the fewer there are, the more
+    warps each has, and so runs in flight. 16 bits are converted ahead of a backward's turn alone: a forward in bf16
+    took 54.3 us with that, 52.9 without (8 sequences of 2048 tokens and 2048 channels, an H200)."""
     if spec.layout == "time":
-        narrow = spec.backward and BITS[spec.dtype] == 16
-        rows, warps = min(32 if narrow else 1024 // BITS[spec.dtype], 8 * spec.vector), 3 if narrow else 4
-        return ScanConfig(rows, 8 if columns <= num_sms * WARP else warps)
+        return _plan_of_lines(spec, columns, tokens, num_sms)
     few = columns <= num_sms * WARP * spec.vector
     if spec.vector == 4:
         rows, warps = 8 if spec.backward or spec.dtype == "fp32" else 16, 8
@@ -28,6 +27,39 @@ def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
     if few and spec.vector == 1 and not spec.backward and BITS[spec.dtype] == 16:
         rows = 32
     return ScanConfig(rows, warps, convert_early=spec.backward)
+
+
+def _plan_of_lines(spec: ScanSpec, lines: int, tokens: int, num_sms: int) -> ScanConfig:
+    """A block has a line, and a warp for each of its runs, or for each second, third..: up to 8, or 15 where lines are
+    few. Of a short line a run has fewer lanes, or fewer tokens of each; and where there are many short lines, a block
+    takes some of them one after the other, so that warps load the next run of theirs while others wait: 4096 blocks of
+    16 runs took 50.0 us in bf16, 16384 of 4 runs 62.0; in fp32 96.6 and 94.4 (2 sequences of 8192, 8 of 2048 tokens,
+    2048 channels, an H200)."""
+    narrow, few = BITS[spec.dtype] == 16, lines <= 2 * num_sms
+    vectors = -(-tokens // spec.vector)
+    lanes = min(WARP, _power_of_2(vectors))
+    of_lane = 8 if few and narrow and spec.backward else LANE_TOKENS
+    pieces = min(MOST_PIECES, of_lane // spec.vector, _power_of_2(-(-vectors // lanes)))
+    runs = -(-vectors // (lanes * pieces))
+    each = 1
+    while 2 * each * runs <= (16 if narrow else 4) and lines * lanes >= 2 * each * LINE_BLOCKS * num_sms * WARP:
+        each *= 2
+    most = MOST_WARPS if few and (narrow or lines <= num_sms) else 4 if spec.backward and not narrow else 8
+    warps = -(-runs * each // -(-runs * each // most))
+    blocks = _resident(spec) // warps if spec.vector == 128 // BITS[spec.dtype] else 0
+    return ScanConfig(pieces * spec.vector, warps, blocks, lanes=lanes, each=each)
+
+
+def _resident(spec: ScanSpec) -> int:
+    """Warps of an SM for which there are to be registers, without more than a few being spilled."""
+    if spec.backward and (spec.state or spec.of_state):
+        return 24
+    return 28 if spec.backward and spec.dtype == "fp32" else 32
+
+
+def _power_of_2(n: int) -> int:
+    """The first one that is n or more."""
+    return 1 << (n - 1).bit_length()
 
 
 def widest(vector: int, spec: ScanSpec, columns: int) -> int:
@@ -43,10 +75,12 @@ def widest(vector: int, spec: ScanSpec, columns: int) -> int:
 
 def segments_of(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> int:
     """Segments of the tokens. One, but of few columns and many tokens, whose steps would take longer than reading a and
-    b twice: a power of two that divides the tokens."""
-    if tokens < SHORTEST or columns * BITS[spec.dtype] > MOST_BITS:
+    b twice: a power of two that divides the tokens. A line has an SM of its own, so that few are less than half as
+    many: 32 lines of 65536 tokens took 22.8 us in segments, 26.4 in one launch, 24 of 8192 13.8 and 7.3."""
+    time = spec.layout == "time"
+    if tokens < (SHORTEST_LINE if time else SHORTEST) or columns * BITS[spec.dtype] > MOST_BITS:
         return 1
-    count = 1
-    while count * columns < num_sms * WARP and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
+    count, enough = 1, num_sms // 2 if time else num_sms * WARP
+    while count * columns < enough and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
         count *= 2
     return count

@@ -10,7 +10,7 @@ from tkq.recurrence.config import WARP
 
 
 class Turn(NamedTuple):
-    """Whose run it is: k of `runs`, of the block's warp `warp` at `lane`."""
+    """Whose run it is: k of the block's `runs`, of all its lines; of the block's warp `warp` at `lane`."""
 
     k: Any
     runs: Any
@@ -20,8 +20,8 @@ class Turn(NamedTuple):
 
 class Turns:
     """Warp w has the runs w, w + warps, w + 2 warps, ..: all loads of a run are on their way while the warps before
-    take their turns, so as many runs are in flight as there are warps. Nothing is multiplied ahead of its turn: the
-    state takes the same steps, bit for bit, as if one thread went from token to token.
+    take their turns, so as many runs are in flight as there are warps. What a run does to the state is its
+    kernel's: `ColumnScan` takes the steps of one thread that goes from token to token, bit for bit.
 
     Warp w waits at its own named barrier, 1 + w, at which the warp before it arrives once it has written the state to
     w's slot. Deadlock-free: a run waits for the one before it alone, and a warp takes its runs in order. A slot is

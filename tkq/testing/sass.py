@@ -312,7 +312,7 @@ def _code(what) -> tuple[bytes, dict]:
         return data, note.get("dynamic_smem", {})
     if not hasattr(what, "export_to_c"):
         raise TypeError(f"report: got {type(what).__name__}, expected a Recipe, a path or what cute.compile returned")
-    return build.exported(what, "tkq_report"), launches.dynamic_smem(what)
+    return launches.machine_code(what), launches.dynamic_smem(what)
 
 
 def _kernel(name, facts, dynamic, lines):

@@ -4,9 +4,9 @@ import itertools
 import pytest
 
 from tests.helpers.shipped import of_name
-from tkq.convolution.catalog import shipped
+from tkq.convolution.catalog import expectation, shipped
 from tkq.convolution.config import WARP
-from tkq.convolution.plan import plan, run_tokens, widest
+from tkq.convolution.plan import plan, run_tokens, warps, widest
 from tkq.convolution.spec import ConvSpec, StepSpec, vectors
 from tkq.testing import sass
 
@@ -20,6 +20,19 @@ def test_runs_are_of_whole_groups_and_cover_all_tokens(layout, gradients):
         step = plan(spec).rows if layout == "channels" else WARP * vector
         runs = -(-tokens // run)
         assert run >= 1 and run % step == 0 and (runs - 1) * run < tokens <= runs * run and runs <= 65535
+
+
+@pytest.mark.parametrize("more", [dict(), dict(packed="int32"), dict(packed="int32", numbers=True), dict(head=128)])
+def test_a_backward_along_channels_is_one_wave_of_warps_that_fit(more):
+    """Blocks of several warps that each have a run were up to a third more than fit at once: the last ones alone took
+    as long as the others."""
+    spec = ConvSpec("bf16", "bf16", 4, "bf16", True, 4, gradients="both", **more)
+    assert warps(spec) * WARP * -(-expectation(spec).registers // 8) * 8 <= 65536
+    for batch, channels, tokens in itertools.product((1, 2, 3, 8), (128, 2048, 5376, 8192), (2048, 32768)):
+        columns, runs = batch * channels // 128, -(-tokens // run_tokens(spec, batch, tokens, channels, 132))
+        blocks = columns * -(-runs // plan(spec).warps)
+        assert blocks * plan(spec).warps <= 132 * warps(spec)
+        assert runs == -(-tokens // 32) or 2 * columns * runs > 132 * warps(spec)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from tests.helpers.process.machine_code import entry_of
 from tkq.gemm.fp8 import catalog
 from tkq.testing import sass
 
@@ -11,7 +12,7 @@ from tkq.testing import sass
 def test_scales_are_used_before_the_stage_is_given_back():
     """An arrival at another block does not wait for loads by itself: an instruction that needs what they bring does."""
     shipped, = (x for x in catalog.shipped() if x.quick and "128x128_promoted" in x.name and "cluster2" in x.name)
-    code, = sass.by_address(shipped.recipe).values()
+    code, = sass.by_address(entry_of(shipped.recipe).path).values()
     words = [re.sub(r"^@!?\w+\s+", "", line) for _, line in sorted(code.items())]
     given_back = [i for i, line in enumerate(words) if line.startswith("SYNCS.ARRIVE") and ".RED" in line.split()[0]]
     found = ((i, re.match(r"LDS\S* R(\d+), \[(?!RZ)", line)) for i, line in enumerate(words))

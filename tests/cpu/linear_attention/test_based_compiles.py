@@ -20,16 +20,14 @@ def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
-@needs_nvdisasm
-def test_float16_in_segments():
-    spec = BasedSpec("fp16", 80, part="outputs")
-    sass.assert_sass(recipe(spec), expectation(spec))
+@pytest.mark.machine_code(recipe=lambda: recipe(BasedSpec("fp16", 80, part="outputs")))
+def test_float16_in_segments(machine_code):
+    sass.assert_sass(machine_code, expectation(BasedSpec("fp16", 80, part="outputs")))
 
 
-@needs_nvdisasm
-def test_gradients_of_float16():
-    spec = GradientSpec("fp16", 128)
-    sass.assert_sass(gradient_recipe(spec), gradient_expectation(spec))
+@pytest.mark.machine_code(recipe=lambda: gradient_recipe(GradientSpec("fp16", 128)))
+def test_gradients_of_float16(machine_code):
+    sass.assert_sass(machine_code, gradient_expectation(GradientSpec("fp16", 128)))
 
 
 @pytest.mark.parametrize("given, words", [

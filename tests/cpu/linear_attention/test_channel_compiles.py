@@ -31,6 +31,8 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128
     "gated_delta_rule_updates-bf16-k128-v128-column-beta_fp32",
     "linear_attn-bf16-k128-v128-column-packed-pool", "gated_delta_rule_du-bf16-k128-v128-column-packed",
     "linear_attn_dg-column-packed", "gated_delta_rule-bf16-k128-v128-column-bounded-beta_fp32-packed",
+    "gated_delta_rule-bf16-k128-v128-column-bounded-beta_fp32-states-reach",
+    "gated_delta_rule_reach-bf16-k128-column-bounded-beta_fp32",
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_dq-bf16-k128-v128-column",
     "gated_delta_rule_dk-bf16-k128-v128-column-packed"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)

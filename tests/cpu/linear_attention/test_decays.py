@@ -58,10 +58,10 @@ def test_rows_are_what_the_kernel_reads(change):
     assert rows.stride(0) % 8 == 0 and rows.data_ptr() % 16 == 0
 
 
-@pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 @pytest.mark.parametrize("kernel", shipped()[::3], ids=lambda kernel: kernel.name)
-def test_shipped(kernel):
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda kernel: kernel.recipe)
+def test_shipped(kernel, machine_code):
+    sass.assert_sass(machine_code, kernel.expectation)
 
 
 @pytest.mark.parametrize("given", [dict(dtype="fp64"), dict(head_dim=20)])

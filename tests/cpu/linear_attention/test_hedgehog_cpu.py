@@ -254,47 +254,45 @@ def test_segments_have_all_chunks_and_their_states_all_before(heads):
 
 
 # With two warpgroups as in segments, below, which has all its code.
-@needs_nvdisasm
 @pytest.mark.parametrize("dtype, D, F", [("bf16", 128, 64), ("fp16", 64, 64)])
 @pytest.mark.sampled(when=lambda D: D == 64)
-def test_machine_code(dtype, D, F):
-    spec = HedgehogSpec(dtype, D, F)
-    sass.assert_sass(recipe(spec), expectation(spec))
+@pytest.mark.machine_code(recipe=lambda dtype, D, F: recipe(HedgehogSpec(dtype, D, F)))
+def test_machine_code(dtype, D, F, machine_code):
+    sass.assert_sass(machine_code, expectation(HedgehogSpec(dtype, D, F)))
 
 
 # Of the states' registers most are free, those of outputs hold theirs and the products besides.
-@needs_nvdisasm
 @pytest.mark.parametrize("part", ["states", "outputs"])
 @pytest.mark.sampled(when=lambda part: part == "outputs")
-def test_machine_code_of_segments(part):
-    spec = HedgehogSpec("bf16", 128, 64, part)
-    sass.assert_sass(recipe(spec), expectation(spec))
+@pytest.mark.machine_code(recipe=lambda part: recipe(HedgehogSpec("bf16", 128, 64, part)))
+def test_machine_code_of_segments(part, machine_code):
+    sass.assert_sass(machine_code, expectation(HedgehogSpec("bf16", 128, 64, part)))
 
 
-@needs_nvdisasm
-def test_machine_code_of_the_windows_gradients():
-    spec = WindowSpec("bf16", 128)
-    sass.assert_sass(window_recipe(spec), of_window(spec))
+@pytest.mark.machine_code(recipe=lambda: window_recipe(WindowSpec("bf16", 128)))
+def test_machine_code_of_the_windows_gradients(machine_code):
+    sass.assert_sass(machine_code, of_window(WindowSpec("bf16", 128)))
 
 
-@needs_nvdisasm
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("made, wanted", [(queries_recipe, of_queries), (keys_recipe, of_keys)])
 @pytest.mark.sampled(when=lambda dtype: dtype == "fp16")
-def test_machine_code_of_gradients(dtype, made, wanted):
-    spec = GradientSpec(dtype, 128)
-    sass.assert_sass(made(spec), wanted(spec))
+@pytest.mark.machine_code(recipe=lambda dtype, made, wanted: made(GradientSpec(dtype, 128)))
+def test_machine_code_of_gradients(dtype, made, wanted, machine_code):
+    sass.assert_sass(machine_code, wanted(GradientSpec(dtype, 128)))
 
 
-@needs_nvdisasm
-def test_machine_code_of_other_chunks():
+OTHERS = LinearSpec("bf16", 128, 128, reverse=True, others=True)
+
+
+@pytest.mark.machine_code(recipe=lambda: linear_recipe(OTHERS))
+def test_machine_code_of_other_chunks(machine_code):
     """Two products a chunk: the state with queries, and what it takes up; the source has five waits for them, of at
     least eight instructions."""
-    spec = LinearSpec("bf16", 128, 128, reverse=True, others=True)
-    few, some, many = plan(spec).registers
-    sass.assert_sass(linear_recipe(spec), Expectation(
+    few, some, many = plan(OTHERS).registers
+    sass.assert_sass(machine_code, Expectation(
         tensor=12, waits_per_mma=0.7, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
-        roles=((few, 1), (some, 1), (many, plan(spec).groups))))
+        roles=((few, 1), (some, 1), (many, plan(OTHERS).groups))))
 
 
 @pytest.mark.parametrize("given, words", [

@@ -37,27 +37,33 @@ def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
-@needs_nvdisasm
+def delta_rule(gate, beta, states, reverse):
+    return LinearSpec("bf16", 128, 128, gate, states, states, delta=beta, reverse=reverse, dot=reverse,
+                      inverse="in" if reverse else None)
+
+
 @pytest.mark.parametrize("gate, beta, states", [("token", "fp32", "fp32"), ("none", "bf16", None)])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.sampled(when=lambda gate, reverse: reverse and gate == "none")
-def test_delta_rule(gate, beta, states, reverse):
+@pytest.mark.machine_code(recipe=lambda gate, beta, states, reverse: recipe(delta_rule(gate, beta, states, reverse)))
+def test_delta_rule(gate, beta, states, reverse, machine_code):
     """The reversed order without gates and states; `test_shipped` has both orders with both, in packed sequences."""
-    spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta, reverse=reverse, dot=reverse,
-                      inverse="in" if reverse else None)
-    sass.assert_sass(recipe(spec), expectation(spec))
+    sass.assert_sass(machine_code, expectation(delta_rule(gate, beta, states, reverse)))
 
 
-@needs_nvdisasm
+def wide_keys(more):
+    return LinearSpec("bf16", 256, 128, "token", "fp32", "fp32", **more)
+
+
 @pytest.mark.parametrize("more", [
     dict(packed="int32", pool="int64", delta="fp32"), dict(reverse=True, dot=True, strict=True),
     dict(packed="int32", delta="bf16", reverse=True, dot=True, inverse="in")])
 @pytest.mark.sampled(when=lambda more: more.get("reverse") and "delta" in more)
-def test_wide_keys(more):
+@pytest.mark.machine_code(recipe=lambda more: recipe(wide_keys(more)))
+def test_wide_keys(more, machine_code):
     """At K of 256 one warpgroup's states fill its registers: of these three, the last one has the most in local
     memory."""
-    spec = LinearSpec("bf16", 256, 128, "token", "fp32", "fp32", **more)
-    sass.assert_sass(recipe(spec), expectation(spec))
+    sass.assert_sass(machine_code, expectation(wide_keys(more)))
 
 
 def test_plans_have_room():

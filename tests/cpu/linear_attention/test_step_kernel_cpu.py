@@ -35,24 +35,26 @@ def pool_of(layout, state, HV, K, V, v_first):
     return pool.mT if v_first else pool
 
 
-def launched(given, options, scale, warps=1):
-    """o of a launch on CPU tensors. What was written is written once; unwritten results are NaN."""
+def launched(given, options, scale, warps=1, many=False):
+    """o of a launch on CPU tensors; many: as one of many states has it. What was written is written once; unwritten
+    results are NaN."""
     o = torch.full_like(given.v, math.nan)
     given = given._replace(o=o)
-    written = steps.run(spec_of(given, options), Operands(*given), scale, warps=warps)
+    spec = spec_of(given, options)
+    written = steps.run(spec, Operands(*given), scale, plan(spec, many), warps)
     for offsets in written.values():
         assert len(set(offsets)) == len(offsets), "written twice"
     assert len(written[id(o)]) == o.numel()
     return o
 
 
-def check(given, options, scale, beta, exact_state, warps=1):
+def check(given, options, scale, beta, exact_state, warps=1, many=False):
     """Against the reference in float64; exact_state: is the pool float32?"""
     wide, found = given.state.double(), given.state
     v_first, l2norm = options.v_first, options.l2norm
     want = reference.linear_attn_step(given.q.double(), given.k.double(), given.v.double(), given.g, wide, scale,
                                       given.indices, given.accepted, v_first, beta, l2norm)
-    o = launched(given, options, scale, warps)
+    o = launched(given, options, scale, warps, many)
     assert (o.double() - want).norm() <= 2**-8 * want.norm()
     assert (found.double() - wide).norm() <= (2e-7 if exact_state else 2**-8) * wide.norm()
     return o
@@ -77,6 +79,22 @@ def test_states(K, V, T, gate, delta, state, layout, v_first, l2norm):  # noqa: 
     assert (spec.layout, spec.several) == (layout, T > 1)
     slices = V // plan(spec).columns
     check(given, Options(v_first, l2norm), 0.3, beta, state == F32, warps=2 if slices % 2 == 0 else 1)
+
+
+@pytest.mark.parametrize("K, V, gate, delta, layout, v_first, k_warps", [
+    (128, 128, "token", True, "v", False, 4), (128, 128, "channel", True, "v", True, 4),
+    (64, 64, "head", False, "v", False, 2), (96, 128, "none", True, "v", False, 3),
+    (128, 96, "token", False, "v", True, 2), (128, 32, "channel", False, "k", True, 1)])
+def test_states_of_many(K, V, gate, delta, layout, v_first, k_warps):
+    """As launches of many states have them: warps that share a slice add up theirs in shared memory. A sequence without
+    a row is skipped by all of them."""
+    q, k, v, g = make(K, V, gate=gate)
+    beta = torch.rand(v.shape[:3]) if delta else None
+    pool = pool_of(layout, F32, 2, K, V, v_first)
+    given, options = Given(q, k, v, None, g, beta, pool, torch.tensor([3, -1])), Options(v_first, delta)
+    config = plan(spec_of(given, options), True)
+    assert config != plan(spec_of(given, options)) and config.k_warps == k_warps
+    assert not check(given, options, 0.3, beta, True, many=True)[1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

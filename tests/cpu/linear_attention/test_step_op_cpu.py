@@ -180,36 +180,51 @@ def test_layouts():
         assert layout_of(torch.zeros(5, 4 * 32 * 48 + 2)[:, :-2].unflatten(1, (4, 32, 48)), v_first) == "any"
 
 
-def test_kernels_of_calls_are_those_that_are_shipped():
-    recipes = {kernel.recipe for kernel in shipped()}
+def spread(given, N):
+    """The same call for N sequences, which are one."""
+    apart = {"state", "A", "D", "dt_bias"}
+    return {name: x if name in apart or not isinstance(x, torch.Tensor) else x[:1].expand(N, *x.shape[1:])
+            for name, x in given.items()}
+
+
+@pytest.mark.parametrize("N", [3, 600])
+def test_kernels_of_calls_are_those_that_are_shipped(N):
+    """Of few states, and of many where they have kernels of their own."""
+    shipped_names = {kernel.name for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in shipped()
+               if (N > 3 and f"{kernel.name}-many" not in shipped_names) or (N == 3 and "-many" not in kernel.name)}
     with fake_gpu.launches() as seen:
         for index in (torch.int32, torch.int64):
             for state in (torch.float32, BF16):
                 one, several = (make(128, 128, T=T) for T in (1, 2))
                 for given in (one, several):
                     given.update(state=given["state"].to(state), state_indices=given["state_indices"].to(index))
+                one, several = spread(one, N), spread(several, N)
                 for g in (one["g"], torch.zeros(4)):
                     tkq.linear_attn_step(**without_beta(one) | dict(g=g))
-                for g in (one["g"], torch.zeros(3, 1, 4, 128)):
+                for g in (one["g"], torch.zeros(1, 1, 4, 128).expand(N, 1, 4, 128)):
                     call = one | dict(g=g, use_qk_l2norm_in_kernel=True)
                     tkq.gated_delta_rule_step(**call)
                     tkq.gated_delta_rule_step(**call, state_v_first=True)
                 tkq.gated_delta_rule_step(**several | dict(
-                    state_indices=torch.zeros(3, 2, dtype=index), num_accepted_tokens=torch.ones(3, dtype=index),
+                    state_indices=torch.zeros(N, 2, dtype=index), num_accepted_tokens=torch.ones(N, dtype=index),
                     use_qk_l2norm_in_kernel=True))
-                given = space(128, 64)
+                given = spread(space(128, 64), N)
                 tkq.ssd_step(**given | dict(
-                    state=given["state"].to(state), dt=given["dt"].to(BF16)[..., None].expand(3, 4, 64),
+                    state=given["state"].to(state), dt=given["dt"].to(BF16)[..., None].expand(N, 4, 64),
                     A=given["A"][:, None, None].expand(4, 64, 128), D=given["D"][:, None].expand(4, 64),
                     dt_bias=torch.rand(4)[:, None].expand(4, 64), dt_softplus=True,
                     state_batch_indices=given["state_batch_indices"].to(index)))
     assert {recipe for recipe, _ in seen} == recipes
 
 
-def test_warps_of_few_sequences_are_blocks():
+@pytest.mark.parametrize("several, warps", [(False, [1, 1]), (True, [1, 4])])
+def test_warps_of_few_sequences_are_blocks(several, warps):
+    """Of many, several slices are a block, or several warps one slice."""
     with fake_gpu.launches() as seen:
         for N in (1, 200):
-            given = make(128, 128, N=1, T=1)
-            given = {name: x.expand(N, *x.shape[1:]) for name, x in given.items() if name != "state"}
-            tkq.gated_delta_rule_step(**given, state=zeros(5, 4, 128, 128))
-    assert [arguments[3] for _, arguments in seen] == [1, 4]
+            given = spread(make(128, 128, N=1, T=1 + several), N)
+            tkq.gated_delta_rule_step(**given | dict(state=zeros(5, 4, 128, 128)))
+    assert [arguments[3] for _, arguments in seen] == warps
+    configs = [recipe.args[1] for recipe, _ in seen]
+    assert [c.k_warps for c in configs] == ([1, 1] if several else [1, 4])

@@ -30,11 +30,9 @@ def test_rows_that_wait_together():
 
 
 @pytest.mark.parametrize("stats", [False, True])
-def test_machine_code(stats):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
+@pytest.mark.machine_code(recipe=lambda stats: recipe(spec(65536, stats=stats)))
+def test_machine_code(stats, machine_code):
     s = spec(65536, stats=stats)
     config = plan(s)
-    kernel, = found = sass.report(recipe(s))
-    assert sass.expect_all(found, catalog.expectation(s, config)) == [], sass.text("several", found)
+    kernel, = sass.assert_sass(machine_code, catalog.expectation(s, config))
     assert kernel.count("STAS") == config.rows_per_thread == 3

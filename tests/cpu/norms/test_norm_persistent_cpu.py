@@ -31,13 +31,17 @@ def test_others_have_none(other):
     assert not persistent_plan.variants(other)
 
 
-@pytest.mark.parametrize("bias", [None, "fp32"])
-def test_machine_code(bias):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
+def longest(bias):
+    """(recipe, spec, plan)"""
     s = spec(262144, bias)
     p = persistent_plan.variants(s)[0]
-    found = sass.report(persistent_plan.recipe(s, p))
+    return persistent_plan.recipe(s, p), s, p
+
+
+@pytest.mark.parametrize("bias", [None, "fp32"])
+@pytest.mark.machine_code(recipe=lambda bias: longest(bias)[0])
+def test_machine_code(bias, machine_code):
+    _, s, p = longest(bias)
     wanted = Expectation(instructions=("UBLKCP", "STG.E.128", "STAS", "LDS.128", "LDG.E.128"), registers=168,
                          smem=smem_bytes(persistent_plan.shape(s), p) + 2048)
-    assert sass.expect_all(found, wanted) == [], sass.text("persistent", found)
+    sass.assert_sass(machine_code, wanted)

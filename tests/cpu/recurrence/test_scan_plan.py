@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.shipped import of_name
 from tkq.recurrence.catalog import shipped
 from tkq.recurrence.config import WARP, ScanConfig
 from tkq.recurrence.plan import BLOCKS, plan, widest
@@ -19,8 +20,13 @@ def test_every_spec_has_a_plan(dtype, layout):
         spec = ScanSpec(dtype, vector, layout, gradients=gradients)
         taken = vector if layout == "time" else widest(vector, spec, columns)
         assert taken <= vector and vector % taken == 0
-        config = plan(dataclasses.replace(spec, vector=taken), columns, 132)
+        config = plan(dataclasses.replace(spec, vector=taken), columns, 2048, 132)
         assert config.rows % (taken if layout == "time" else 1) == 0
+        for tokens in (1, 3, 31, 32, 33, 129, 1000, 1 << 20) if layout == "time" else ():
+            config = plan(spec, columns, tokens * vector, 132)
+            runs = -(-tokens * vector // (config.rows * config.lanes))
+            assert config.rows % vector == 0 and config.warps <= runs * config.each
+            assert config.lanes == WARP or runs == 1
         if layout == "channels" and taken > 1:
             assert columns >= BLOCKS * WARP * taken
 
@@ -28,14 +34,14 @@ def test_every_spec_has_a_plan(dtype, layout):
 @pytest.mark.parametrize("words, make", [
     ("vector is 3", lambda: ScanSpec("bf16", 3)), ("layout is 'tokens'", lambda: ScanSpec("bf16", layout="tokens")),
     ("falling is True", lambda: ScanSpec("bf16", falling=True)), ("of_state is True", lambda: ScanSpec(
-        "bf16", of_state=True)), ("warps is 16", lambda: ScanConfig(16, 16))])
+        "bf16", of_state=True)), ("warps is 16", lambda: ScanConfig(16, 16)),
+    ("lanes is 3", lambda: ScanConfig(16, 8, lanes=3)), ("each is 0", lambda: ScanConfig(16, 8, each=0))])
 def test_refused_by_name(words, make):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-@needs_nvdisasm
 @pytest.mark.parametrize("name", ["scan-bf16-channels-backward"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)
+@pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
+def test_shipped(name, machine_code):
+    sass.assert_sass(machine_code, of_name(shipped(), name).expectation)

@@ -7,7 +7,6 @@ from tkq.norms.backward.kernel import LayerNormBackward, RMSNormBackward
 from tkq.rows.persistent import launch
 from tkq.rows.persistent.plan import plan
 from tkq.rows.persistent.spec import RowSpec, Stream
-from tkq.testing import sass
 
 BF16 = torch.bfloat16
 
@@ -138,9 +137,8 @@ def test_exchanges_that_do_not_match_are_refused():
         LayerNormBackward(s, plan(s.shape))
 
 
-def test_column_sums_alone_compile():
+@pytest.mark.machine_code(recipe=lambda: launch.recipe_of(spec(dx=None)))
+def test_column_sums_alone_compile(machine_code):
     """What `norm_backward` asks for where x needs no gradient."""
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    (kernel,) = sass.report(launch.recipe_of(spec(dx=None)))
+    (kernel,) = machine_code
     assert not kernel.spill_loads and kernel.count("MEMBAR.ALL.GPU")

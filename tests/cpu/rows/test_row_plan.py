@@ -10,7 +10,6 @@ from tkq.rows.persistent import plan as rows
 from tkq.rows.persistent.launch import recipe_of
 from tkq.rows.persistent.plan import RowPlan, RowShape, plan
 from tkq.rows.persistent.variants import variants
-from tkq.testing import sass
 
 MAX_N = 1 << 18
 COLUMNS = st.one_of(
@@ -168,15 +167,20 @@ def test_longer_rows_come_through_a_ring_to_blocks_that_share_a_multiprocessor(N
     assert not wide.held
 
 
-def test_registers_of_longer_rows():
-    """Without spills; and the registers that the launch takes are those that the plan deals out."""
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
+def mean_of(N, **choices):
+    """(a spec, its plan) of means and nothing stored."""
     from bench.tune.row_forward import spec_of
 
-    s = spec_of("mean", 131072)
-    p = plan(s.shape)
-    (kernel,) = sass.report(recipe_of(s, p))
+    bulk = N % 8 == 0
+    s = replace(spec_of("mean", N), vector=8 if bulk else 1, bulk=bulk)
+    return s, plan(s.shape, **choices)
+
+
+@pytest.mark.machine_code(recipe=lambda: recipe_of(*mean_of(131072)))
+def test_registers_of_longer_rows(machine_code):
+    """Without spills; and the registers that the launch takes are those that the plan deals out."""
+    _, p = mean_of(131072)
+    (kernel,) = machine_code
     assert kernel.registers == p.launch_registers and kernel.threads == p.block
     assert dict(kernel.setmaxreg) == {"DEALLOC": p.registers[0], "TRY_ALLOC": p.registers[1]}
     assert not kernel.spill_loads and not kernel.stack
@@ -187,16 +191,10 @@ def test_registers_of_longer_rows():
     (65536, dict(held=True, per_thread=64, warps=8, cluster=4)),
     (4096, dict(held=True, per_thread=32, warps=4, cluster=1, min_blocks_per_sm=10))], ids=str)
 @pytest.mark.sampled(when=lambda N, choices: choices or N in (1001, 16384))  # of those that are planned the longest
-def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    from bench.tune.row_forward import spec_of
-
-    bulk = N % 8 == 0
-    s = replace(spec_of("mean", N), vector=8 if bulk else 1, bulk=bulk)
-    p = plan(s.shape, **choices)
-    recipe = recipe_of(s, p)
-    (kernel,) = sass.report(recipe)
+@pytest.mark.machine_code(recipe=lambda N, choices: recipe_of(*mean_of(N, **choices)))
+def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices, machine_code):
+    _, p = mean_of(N, **choices)
+    (kernel,) = machine_code
     assert not kernel.spill_loads and not kernel.stack and kernel.registers <= p.launch_registers
     assert kernel.count("LDG") == p.chunks and not kernel.count("UBLKCP", "USETMAXREG")
     assert bool(kernel.count("STAS")) == (p.cluster > 1)
@@ -243,16 +241,19 @@ def test_direct_plans_cannot_have_stages():
         rows.check(shape, replace(plan(shape), stages=2))
 
 
+def norm_of(kind, N, choices):
+    s = spec(kind, N)
+    return s, plan(s.shape, **choices)
+
+
 @pytest.mark.parametrize("kind, N, choices", [("rmsnorm", 4096, {}), ("rmsnorm", 1024, dict(warps=16)),
                                               ("layernorm", 512, dict(warps=4)),
                                               ("layernorm", 4096, dict(per_thread=16, stages=3, min_blocks_per_sm=2))])
-def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
+@pytest.mark.machine_code(recipe=lambda kind, N, choices: recipe_of(*norm_of(kind, N, choices)))
+def test_the_compiler_counts_as_the_plan_does(kind, N, choices, machine_code):
     """setmaxnreg deals out the registers of the launch: fewer than planned, and the consumers wait for ever."""
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
-    s = spec(kind, N)
-    p = plan(s.shape, **choices)
-    (kernel,) = sass.report(recipe_of(s, p))
+    s, p = norm_of(kind, N, choices)
+    (kernel,) = machine_code
     assert kernel.registers == p.launch_registers and kernel.threads == p.block
     assert dict(kernel.setmaxreg) == {"DEALLOC": p.registers[0], "TRY_ALLOC": p.registers[1]}
     assert kernel.dynamic_smem <= rows.smem_bytes(s.shape, p) <= kernel.dynamic_smem + 2048

@@ -1,6 +1,7 @@
 """Which kernels a model takes, found out by its calls; and how they are compiled ahead."""
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,24 +13,8 @@ import pytest
 from tkq import prefetch as prefetch_
 from tkq.norms import launch
 from tkq.norms.spec import NormSpec
-from tkq.runtime.compile import build
-from tkq.runtime.compile.cache import Cache
 from tkq.runtime.compile.recipe import Recipe, Shipped
 from tkq.warmup import catalog, models, precompile
-
-
-@pytest.fixture(scope="module", autouse=True)
-def started(tmp_path_factory):
-    """(a prefetch of two kernels, its cache): it is at work while other tests run."""
-    before, build._cache = build._cache, Cache(tmp_path_factory.mktemp("cache"))
-    try:
-        handle, cache = prefetch_(models.Model(64, 4, 4, 16, 96, 1000), ops=["swiglu"]), build._cache
-    finally:
-        build._cache = before
-    with pytest.raises(TimeoutError, match="after 0.01 s"):
-        handle.wait(0.01)
-    yield handle, cache
-    handle.stop()
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +81,7 @@ def test_names_may_come_from_an_iterator(monkeypatch):
     assert sent[0][1:] == [["gemm", "rmsnorm"], 1]
 
 
-def test_what_is_no_model(tmp_path):
+def test_what_is_no_model():
     with pytest.raises(ValueError, match="no model 'llama-9b'; known are llama-1b"):
         prefetch_("llama-9b")
     with pytest.raises(ValueError, match="SimpleNamespace is no configuration.*hidden_size"):
@@ -107,15 +92,17 @@ def test_what_is_no_model(tmp_path):
         prefetch_("llama-8b", jobs=1.5)
     with pytest.raises(ValueError, match="ops: got 'rms_norm', allowed are functions of tkq"):
         prefetch_("llama-8b", ops=("gemm", "rms_norm"))
-    with pytest.raises(RuntimeError, match="^prefetch: no kernel is for 'grouped_gemm'; functions are"):
-        prefetch_(models.Model(64, 4, 4, 16, 96, 1000), ops=["grouped_gemm"]).wait(100)
 
 
-def test_prefetch_compiles_in_the_background(started):
-    handle, cache = started
-    assert re.match(r"2 kernels, 2 of them compiled now, 0 wrong", handle.wait(120)) and handle.done
-    assert sum(path.name.startswith("gated-") for path in cache.entries()) == 2
-    assert handle.wait() == handle.wait(1)
+def test_what_these_models_do_not_call_is_named_in_the_last_words(llama, monkeypatch):
+    """Of the process that ``prefetch`` starts, here in this one."""
+    from tkq.warmup import prefetch
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps([[models.MODELS["llama-8b"]], ["grouped_gemm"], 1])))
+    monkeypatch.setattr(models, "kernels", lambda known: llama if known == [models.MODELS["llama-8b"]] else [])
+    monkeypatch.setattr(os, "nice", lambda more: 0)
+    with pytest.raises(SystemExit, match="^no kernel is for 'grouped_gemm'; functions are"):
+        prefetch.main()
 
 
 def test_prefetch_that_is_stopped_ends():

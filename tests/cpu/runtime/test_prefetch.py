@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers.process import forked
+from tests.helpers.process import forked, fresh
 from tkq.runtime.system import child
 from tkq.warmup import models, prefetch
 
@@ -20,8 +20,14 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import tkq.warmup.models
 assert tkq.__file__.startswith(sys.argv[1])
+tkq.runtime.configure(sys.argv[2])
 handle = tkq.prefetch({SMALL}, ops=["swiglu"])
+try:
+    handle.wait(0.01)
+except TimeoutError as error:
+    assert "after 0.01 s" in str(error) and not handle.done
 print(handle.wait(100))
+assert handle.done and handle.wait() == handle.wait(1)
 """
 
 
@@ -34,9 +40,9 @@ def elsewhere(tmp_path):
 
 
 def test_it_finds_what_the_program_found(elsewhere, tmp_path):
+    """And compiles it in the background, into the cache that the program has chosen."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(elsewhere)], cwd=tmp_path, text=True, capture_output=True,
-                          env={**environment, "TKQ_CACHE_DIR": str(tmp_path / "cache")})
+    done = fresh.run(PROGRAM, elsewhere, tmp_path / "cache", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 kernels, 2 of them compiled now, 0 wrong")
     assert len(list((tmp_path / "cache").glob("gated-*"))) == 2

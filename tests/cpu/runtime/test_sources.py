@@ -4,11 +4,11 @@ import importlib
 import json
 import pathlib
 import pickle
-import subprocess
-import sys
 
 import pytest
 
+from tests.helpers.lint.classes import statements
+from tests.helpers.process import fresh
 from tkq.runtime import Recipe
 from tkq.runtime.compile import keys, sources
 from tkq.warmup import catalog
@@ -26,7 +26,7 @@ DYNAMIC = {"tkq", "tkq.warmup.catalog", "tkq.runtime.compile.build", "tkq.runtim
 BUILD = """
 import importlib, json, os, pickle, sys
 import cutlass, cutlass.cute, torch
-of_all, recipes = json.load(sys.stdin)
+of_all, recipes = json.load(open(sys.argv[1]))
 for module in of_all:
     importlib.import_module(module)
 for module, function, args in recipes:
@@ -51,16 +51,6 @@ def every_module():
         for path in sorted((CHECKOUT / top).rglob("*.py")):
             parts = path.relative_to(CHECKOUT).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
-
-
-def statements(tree):
-    """All of a syntax tree, at any depth: an import is one of them."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            waiting.extend(getattr(node, part, ()))
 
 
 def parsed(name, path):
@@ -108,13 +98,14 @@ def one_of_each_builder():
     return list(found.values())
 
 
-def test_what_a_builder_really_imports_counts():
+def test_what_a_builder_really_imports_counts(tmp_path):
     recipes = one_of_each_builder()
     counts = [set(sources.reached(keys.modules_of(recipe))) for recipe in recipes]
     given = json.dumps((sorted(set.intersection(*counts)), [
         (*recipe.builder.split(":"), pickle.dumps(recipe.args).hex()) for recipe in recipes]))
-    done = subprocess.run([sys.executable, "-c", BUILD], input=given, cwd=CHECKOUT, capture_output=True, text=True,
-                          check=True)
+    (tmp_path / "given").write_text(given)
+    done = fresh.run(BUILD, tmp_path / "given", imports="torch, cutlass.cute")
+    assert done.returncode == 0, done.stderr
     imported = list(map(json.loads, done.stdout.splitlines()))
     assert len(imported) == len(recipes) > 15
     for recipe, names, counted in zip(recipes, imported, counts):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.helpers.process.machine_code import linked
 from tkq.runtime.compile import build
 from tkq.testing import sass
 from tkq.warmup import catalog
@@ -36,6 +37,8 @@ def test_the_quick_kernels_are_some_of_each_kind():
         of_kind = [kernel.quick for kernel in kernels if kernel.name.startswith(kind)]
         assert any(of_kind), kind
     compiled = [kernel for kernel in kernels if kernel.quick and kernel.name not in HELD_BY]
+    builders = {kernel.recipe.builder for kernel in compiled}
+    assert builders == {kernel.recipe.builder for kernel in compiled if kernel.recipe in linked()}, "linked as well"
     assert len(compiled) <= 64  # with 63, `make test` takes 7 min 22 s on two cores where nothing is cached
 
 

@@ -7,7 +7,7 @@ from tkq.gemm.dense.small_m_config import SmallMConfig
 from tkq.gemm.dense.small_m_plan import fit_to_spec, recipe
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.runtime import Recipe
-from tkq.runtime.compile import build, keys
+from tkq.runtime.compile import build, keys, launches
 from tkq.runtime.compile import pressure as setting
 from tkq.testing import elf, pressure, sass
 
@@ -62,7 +62,7 @@ def test_machine_code_has_it_where_it_was_asked_for_and_only_there(tmp_path):
     code = {}
     for name, given in wanted.items():
         pressure(**given)
-        code[name], = elf.cubins(build.exported(build.compile_recipe(FEW_ROWS, runs=False), "tkq_pressed"))
+        code[name], = elf.cubins(launches.machine_code(build.compile_recipe(FEW_ROWS, runs=False)))
         (tmp_path / name).write_bytes(code[name])
     report = dict(zip(wanted, (one for one, in sass.reports([tmp_path / name for name in wanted]))))
     slept = {name: one.count("NANOSLEEP") - report["plain"].count("NANOSLEEP")  # waits on semaphores do

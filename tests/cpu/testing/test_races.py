@@ -1,4 +1,5 @@
 """What racecheck reports, read: which instructions, and whether it is a copy that mbarriers order."""
+from tests.helpers.process.machine_code import entry_of
 from tests.helpers.sanitizer.racecheck_report import by_copy, by_store, described, instructions, races
 from tkq.attention.backward.plan import plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
@@ -56,9 +57,10 @@ def test_it_says_which_instructions():
 def test_addresses_of_a_kernel_of_ours():
     """What the statistics of attention's backward are read from comes by a bulk copy."""
     spec = BackwardSpec("bf16", 128, right=True)
-    listing = sass.by_address(recipe(spec, plan(spec)))
+    path = entry_of(recipe(spec, plan(spec))).path
+    listing = sass.by_address(path)
     name, code = next((name, code) for name, code in listing.items() if "BackwardPreprocess" not in name)
-    assert "tkqattentionbackward" in name and not sass.by_address(recipe(spec, plan(spec)), ("another",))
+    assert "tkqattentionbackward" in name and not sass.by_address(path, ("another",))
     copy, read = (next(at for at, text in code.items() if word in text) for word in ("UBLKCP.S", "LDS.64"))
     one, other = (f"{what} access at {name[:150]}+{at:#x}" for what, at in (("Write", copy), ("Read", read)))
     assert by_copy(*races(f"Race reported between {one}\n and {other} [1 hazards]"), [listing])

@@ -27,9 +27,10 @@ def session(monkeypatch):
     """A session without tests, whose ``read`` has what each run of nvdisasm read."""
     made = types.SimpleNamespace(items=[], config=types.SimpleNamespace(stash={}), read=[])
 
-    def ensure(recipe):
+    def entry_of(recipe):
         if "wrong" in recipe:
             raise ValueError(recipe)
+        return types.SimpleNamespace(path=recipe)
 
     def reports(several):
         made.read.append(several)
@@ -37,7 +38,7 @@ def session(monkeypatch):
             raise RuntimeError("unreadable")
         return [[f"report of {recipe}"] for recipe in several]
 
-    monkeypatch.setattr(read_ahead.build, "ensure", ensure)
+    monkeypatch.setattr(read_ahead.machine_code, "entry_of", entry_of)
     monkeypatch.setattr(read_ahead.sass, "reports", reports)
     monkeypatch.setattr(read_ahead.sass, "report", lambda recipe: reports([recipe])[0])
     return made

@@ -3,7 +3,9 @@ import dataclasses
 import re
 
 import pytest
+import torch
 
+from tests.helpers.process import machine_code
 from tests.helpers.process.kernels_for_tests import Scale
 from tkq.runtime import Recipe, cache
 from tkq.runtime import compile_recipe as compile_afresh
@@ -54,6 +56,19 @@ def test_the_same_report_from_a_recipe_a_file_and_a_compiled_function():
     entry = build.entry_of(SCALE)
     assert cache().find(entry.path.name) is not None
     assert sass.report(SCALE) == sass.report(entry.path) == sass.report(str(entry.path)) == sass.report(compiled)
+
+
+@needs_nvdisasm
+def test_machine_code_alone_is_that_of_the_whole_kernel():
+    """As tests have it that run no kernel, until something else has compiled the whole of it."""
+    recipe = Recipe(SCALE.builder, (Scale(factor=7.0),))
+    first = machine_code.entry_of(recipe)
+    found = sass.report(first.path)
+    assert machine_code.entry_of(recipe).path == first.path
+    assert (first.path.suffix == machine_code.SUFFIX) != torch.cuda.is_available()
+    whole = build.entry_of(recipe)
+    assert whole.path.suffix != machine_code.SUFFIX and sass.report(whole.path) == found
+    assert machine_code.entry_of(recipe).path == whole.path
 
 
 @needs_nvdisasm

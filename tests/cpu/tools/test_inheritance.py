@@ -1,4 +1,5 @@
 """Kernels are composed: a class of tkq has one of tkq above it at most. What is deeper today is listed."""
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,19 @@ DEEPER = {
 }
 
 
-@pytest.fixture(scope="module")
+@functools.cache  # once a process, in whatever order it has these tests
 def classes():
     return chains(ROOT)
 
 
-def test_no_class_inherits_deeper_than_two(classes):
-    deeper = {name: len(chain) for name, chain in classes.items() if too_deep(chain)}
-    new = [" -> ".join(classes[name]) for name, depth in deeper.items() if depth > DEEPER.get(name, 0)]
+def test_no_class_inherits_deeper_than_two():
+    deeper = {name: len(chain) for name, chain in classes().items() if too_deep(chain)}
+    new = [" -> ".join(classes()[name]) for name, depth in deeper.items() if depth > DEEPER.get(name, 0)]
     assert not new, f"compose these of parts instead, depth {LIMIT} is the limit:\n" + "\n".join(new)
 
 
-def test_the_list_shrinks(classes):
-    today = {name: len(classes[name]) for name in DEEPER if name in classes and too_deep(classes[name])}
+def test_the_list_shrinks():
+    today = {name: len(classes()[name]) for name in DEEPER if name in classes() and too_deep(classes()[name])}
     assert today == DEEPER, "less deep, moved or gone: change their lines in DEEPER"
 
 
@@ -36,10 +37,10 @@ def too_deep(chain):
     return len(chain) > LIMIT + (chain[1:] == USERS)
 
 
-def test_what_is_found(classes):
+def test_what_is_found():
     import tkq.rows.persistent.kernel as kernel
     mro = [f"{cls.__module__}.{cls.__qualname__}" for cls in kernel.RowKernel.__mro__]
-    assert classes["tkq.rows.persistent.kernel.RowKernel"] == tuple(name for name in mro if name.startswith("tkq."))
+    assert classes()["tkq.rows.persistent.kernel.RowKernel"] == tuple(name for name in mro if name.startswith("tkq."))
 
 
 def test_bases_are_followed_through_imports(tmp_path):

@@ -115,6 +115,17 @@ def test_queries_that_are_no_numbers():
     assert torch.equal(o.isnan(), wrong) and torch.equal(o[~wrong], want[~wrong])
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scales_of_no_key_mean_nothing(rows):
+    """A head's scale that is NaN makes those NaN that have keys, by either form."""
+    cache, descales = float8(make([0, 300], 7, 2, 128), "head")
+    descales["v_descale"][1] = math.nan
+    with poisoned():
+        o, _ = call(queries(2, rows, 8, 128), cache, **descales)
+    assert not o[0].any()
+    assert o[1, :, 4:].isnan().all() and not o[1, :, :4].isnan().any()
+
+
 def test_float8_pages_that_are_skipped():
     cache, descales = float8(make([100, 1000, 40], 16, 2, 128), "sequence")
     table = cache.table.clone()

@@ -4,6 +4,8 @@ import torch
 
 import tkq
 from tests.helpers.linear_steps import BF16, F32, check_ssd, pool_of, rows_of
+from tkq.linear_attention.step.plan import most_few, plan
+from tkq.linear_attention.step.spec import StepSpec
 
 
 def make(N, H, G, P, K, T=0, dtype=BF16, z=True):
@@ -27,6 +29,17 @@ def test_sizes(state, P, K):
     given = make(5, 4, 2, P, K)
     pool = pool_of(9, 4, K, P, state, "k", True)
     check_ssd(pool, *given, dt_softplus=True, indices=rows_of(5, 9, torch.int32))
+
+
+@pytest.mark.parametrize("P", [64, pytest.param(80, marks=pytest.mark.slow)])
+def test_many_states(P, K=128):
+    """As kernels of their own have them; some sequences have no row in the pool."""
+    spec = StepSpec("bf16", K, P, layout="k")
+    assert most_few(spec) < 4 * 300 and plan(spec, many=True) != plan(spec)
+    rows = rows_of(300, 310, torch.int32)
+    rows[::3] = -1
+    y = check_ssd(pool_of(310, 4, K, P, F32, "k", True), *make(300, 4, 2, P, K), dt_softplus=True, indices=rows)
+    assert not y[::3].any()
 
 
 @pytest.mark.parametrize("T", [1, 2, 4])

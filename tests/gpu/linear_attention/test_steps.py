@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 import tkq
 from tests.helpers.linear_steps import BF16, F32, ROWS, beta_of, check, make, pool_of, rows_of
+from tkq.linear_attention.step.plan import most_few, plan
+from tkq.linear_attention.step.spec import StepSpec
 from tkq.reference.linear_attention import linear_attn as recurrence
 
 
@@ -58,9 +60,32 @@ def test_tokens(T, K):
 
 @pytest.mark.parametrize("N", [1, 3, 300])
 def test_many_sequences(N):
-    """Warps that are a block each, and several to a block."""
+    """Warps that are a block each, and, of many states, warps of a block that share one."""
     q, k, v, g = make(N, 1, 4, 16, 128, 128)
     check(q, k, v, g, pool_of(N, 16, 128, 128), beta_of(v), None, rows_of(N, N))
+
+
+@pytest.mark.parametrize("K, V, gate, delta, layout", [
+    (128, 128, "channel", True, "v"), (128, 128, "token", False, "k"), (64, 64, "head", False, "v"),
+    (96, 128, "token", False, "v"), (128, 96, "token", True, "v")])
+@pytest.mark.sampled(when=lambda K, V, gate, delta, layout: gate == "channel")
+def test_many_states(K, V, gate, delta, layout):
+    """As kernels of their own have them; every third sequence has no row in the pool, and is skipped."""
+    N = 520
+    spec = StepSpec("bf16", K, V, layout=layout)
+    assert most_few(spec) < 4 * N and plan(spec, many=True) != plan(spec)
+    q, k, v, g = make(N, 1, 2, 4, K, V, gate)
+    rows = rows_of(N, N + 10)
+    rows[::3] = -1
+    pool = pool_of(N + 10, 4, K, V, layout=layout, v_first=layout == "k")
+    o = check(q, k, v, g, pool, beta_of(v) if delta else None, None, rows, v_first=layout == "k", l2norm=delta)
+    assert not o[::3].any() and pool._base[:, 4:].isnan().all()
+
+
+def test_several_tokens_of_many_sequences():
+    """Several warps to a block, each with a slice."""
+    q, k, v, g = make(300, 3, 2, 4, 128, 64, "channel", torch.float16)
+    check(q, k, v, g, pool_of(300, 4, 128, 64), beta_of(v), None, rows_of(300, 300), l2norm=True)
 
 
 def test_hard_data():

@@ -8,6 +8,7 @@ import tkq
 from tests.helpers.convolution import gradient
 from tests.helpers.recurrence import check, make
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.recurrence import plan
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +48,34 @@ def test_contiguous_tokens(T, C, dtype, reverse):
     assert h.stride() == a.stride() == found[0].stride()
 
 
-def test_layouts_have_the_same_bits():
-    given = make(2, 200, 40)
+def test_layouts_agree():
+    """Of steps in order, and of tokens joined by products."""
+    given = make(2, 1024, 40, "fp32")
     lying = [t.detach().mT.contiguous().mT if t.dim() == 3 else t.detach() for t in given]
     found = []
     for a, b, state in (given, [t.requires_grad_() for t in lying]):
         h, final = tkq.scan(a, b, state, False, True)
+        assert torch.equal(h[:, -1], final)
         found.append((h, final, *torch.autograd.grad((h, final), (a, b, state), (gradient(h), gradient(final, 2)))))
     assert found[0][0].stride() != found[1][0].stride()
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 def test_long():
     check(*make(1, 16384 + 3, 8, "fp32"))
+
+
+def test_several_lines_a_block():
+    """Many short lines, one after the other, in two rounds of the warps; the last block has one."""
+    check(*make(7, 1032, 1207, "bf16", time=True))
+
+
+def test_long_lines():
+    """Of more runs than warps, for half of the GPU, so in one segment. Of equal factors near 1, the roundings of whose
+    products add up."""
+    a, b, state = make(1, 8204, 67, "fp32", time=True)
+    check(torch.full_like(a, 0.9997).requires_grad_(), b, state)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -129,21 +145,23 @@ def test_other_orders_are_copied_and_constants_are_not():
         assert torch.equal(tkq.scan(decay, b), tkq.scan(decay.contiguous(), b))
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.0, -1.0, 1.25])
-def test_constant_factors(factor):
+@pytest.mark.parametrize("factor, time", [(0.0, False), (1.0, False), (-1.0, False), (1.25, False), (1.25, True)])
+def test_constant_factors(factor, time):
     """Sums, alternating sums, growth by 1e9."""
-    a, b, state = make(1, 96, 264, "fp32")
+    a, b, state = make(1, 96, 264, "fp32", time=time)
     check(torch.full_like(a, factor).requires_grad_(), b, state)
     if factor == 0:
         with torch.no_grad():
             assert torch.equal(tkq.scan(torch.zeros_like(b), b), b)
 
 
-@pytest.mark.parametrize("T, C", [(200, 264), (8192, 12)])
-def test_growth_that_nothing_feeds(T, C):
+@pytest.mark.parametrize("T, C, time", [(200, 264, False), (8192, 12, False), (200, 264, True), (65536, 12, True)])
+def test_growth_that_nothing_feeds(T, C, time):
     """A product of factors beyond fp32, of a state that is 0: no state of any token is, behind segments neither. And
     of gradients that are 0."""
-    a, b = torch.full((1, T, C), 1e30, device="cuda").requires_grad_(), torch.zeros(1, T, C, device="cuda")
+    filled = lambda x: torch.full((1, C, T) if time else (1, T, C), x, device="cuda")
+    a, b = (x.mT if time else x for x in (filled(1e30), filled(0.0)))
+    a.requires_grad_()
     b[:, -1] = 3
     state = torch.zeros(1, C, device="cuda", requires_grad=True)
     h, final = tkq.scan(a, b.requires_grad_(), state, False, True)
@@ -154,11 +172,13 @@ def test_growth_that_nothing_feeds(T, C):
     assert torch.equal(db, dh) and not da.any() and torch.equal(dstate, 3 * a[:, 0])
 
 
-def test_growth_through_segments():
-    """By 1e9, of what the first token brings, and back from the last."""
-    T, C = 8192, 12
-    a, b, state = torch.full((2, T, C), 1.0025, device="cuda"), torch.zeros(2, T, C, device="cuda"), torch.zeros(
-        2, C, device="cuda")
+@pytest.mark.parametrize("time", [False, True])
+def test_growth_through_segments(time):
+    """By 1e8 and more, of what the first token brings, and back from the last."""
+    T, C, factor = (65536, 12, 1.0003) if time else (8192, 12, 1.0025)
+    filled = lambda x: torch.full((2, C, T) if time else (2, T, C), x, device="cuda")
+    a, b = (x.mT if time else x for x in (filled(factor), filled(0.0)))
+    state = torch.zeros(2, C, device="cuda")
     b[:, 0] = 1
     given = [x.requires_grad_() for x in (a, b, state)]
     h, final = tkq.scan(*given, False, True)
@@ -172,8 +192,9 @@ def test_growth_through_segments():
     assert not da[:, 0].any()
 
 
-def test_nan_and_infinities_stay_in_their_channel_and_behind():
-    a, b, _ = make(1, 200, 264, state=None)
+@pytest.mark.parametrize("time", [False, True])
+def test_nan_and_infinities_stay_in_their_channel_and_behind(time):
+    a, b, _ = make(1, 200, 264, time=time, state=None)
     with torch.no_grad():
         a.clamp_(-0.9, 0.9)
         b[0, 100, 8], b[0, 50, 9] = math.nan, math.inf
@@ -191,8 +212,9 @@ def test_the_same_bits():
 
 
 @pytest.mark.parametrize("reverse, time", [(False, False), (True, True)])
-def test_segments(reverse, time):
-    """Few columns of many tokens."""
+def test_segments(reverse, time, monkeypatch):
+    """Few columns of many tokens; lines as short as those of channels, too."""
+    monkeypatch.setattr(plan, "SHORTEST_LINE", plan.SHORTEST)
     a, b, state = make(2, 8192, 12, "fp32", time=time)
     check(a, b, state, reverse=reverse)
     with torch.no_grad():

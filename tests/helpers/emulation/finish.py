@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from tests.helpers.emulation import host
 from tkq.linear_attention.channels import sums
 from tkq.linear_attention.decays import kernel as decays
 from tkq.linear_attention.engine.packed import Piece
@@ -76,4 +77,4 @@ def function(kernel, monkeypatch):
         patched.setattr(cute.math, "exp2", lambda x, fastmath=False: exp2(x))
         patched.setattr(cute.math, "absf", lambda x: cutlass.select_(x < 0.0, -x, x))
         patched.setattr(cute.arch, "rcp_approx", lambda x: 1.0 / x)
-        return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")
+        return host.compiled(kernel, kernel.fake_arguments())

@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 import tkq.tile as tk
+from tests.helpers.emulation import host
 from tkq.attention.flex import fakes
 from tkq.attention.flex.block_masks.order import OrderBlocks
 from tkq.attention.flex.block_masks.parts import Parts
@@ -52,4 +53,4 @@ def function(kernel, monkeypatch):
         patched.setattr(cute.arch, "vote_ballot_sync", lambda x: cutlass.select_(x, Int32(1), Int32(0)))
         patched.setattr(cute.arch, "popc", lambda x: x)
         patched.setattr(cute.arch, "shuffle_sync", lambda x, lane: x)
-        return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")
+        return host.compiled(kernel, kernel.fake_arguments())

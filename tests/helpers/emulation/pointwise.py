@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from tests.helpers.emulation import host
 from tkq.pointwise import activations, gated, gated_ops, rope, rope_launch
 from tkq.runtime.compile import build, fake
 from tkq.tile import vectors
@@ -57,8 +58,7 @@ def _erf(x):
 
 @functools.cache
 def _function(recipe):
-    kernel, args = build._made(recipe)
-    return cute.compile(kernel, *args, options="--enable-tvm-ffi")
+    return host.compiled(*build._made(recipe))
 
 
 def use(monkeypatch):

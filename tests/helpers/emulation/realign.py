@@ -5,6 +5,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from tests.helpers.emulation import host
 from tkq.gemm.dense import realign
 from tkq.runtime.compile import fake
 
@@ -24,4 +25,4 @@ def function(spec, monkeypatch):
     """The compiled copy; takes tensors of the CPU."""
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
     kernel = RealignOnCpu(spec)
-    return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")
+    return host.compiled(kernel, kernel.fake_arguments())

@@ -1,11 +1,13 @@
-"""The scans' kernels on a CPU: their own `thread`, called for one thread after the other, as a warp of one lane which
-has all runs. What is in shared memory is in registers then, and found element by element."""
+"""The scans' kernels on a CPU: their own `thread`, called for one thread after the other, as a warp which has all
+runs."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from tests.helpers.emulation import finish
 from tkq.recurrence import columns, lines
+from tkq.recurrence.config import WARP
+from tkq.tile import assembly
 
 
 class ColumnScanOnCpu(columns.ColumnScan):
@@ -19,28 +21,19 @@ class ColumnScanOnCpu(columns.ColumnScan):
 
 
 class LineScanOnCpu(lines.LineScan):
-    lanes = 1
+    """Of a config with one lane a line: lanes have nothing to exchange, and are taken one after the other."""
 
     @cute.jit
     def __call__(self, a, operands: columns.Operands, way: Int32):
         g, (B, _, C) = columns.Given(a, *operands, way), a.shape
-        parts = cute.make_rmem_tensor(cute.make_layout((self.config.rows, 1, self.tensors)), self.dtype)
-        for block in cutlass.range(B * C):
-            self.thread(Int32(block), Int32(0), Int32(0), (None, parts), g)
-
-    def from_shared(self, part, line, t, n):
-        held = cute.make_rmem_tensor(n, self.dtype)
-        for i in range(n):
-            held[i] = part[t + i, line]
-        return held
-
-    def to_shared(self, held, part, line, t, n):
-        for i in range(n):
-            part[t + i, line] = held[i]
+        for block in cutlass.range(cute.ceil_div(B * cute.ceil_div(C, WARP), self.config.each)):
+            for lane in cutlass.range(WARP):
+                self.thread(Int32(block), Int32(0), Int32(lane), None, g)
 
 
 def function(kernel, monkeypatch):
     """The compiled kernel, of one of this file's classes; takes tensors of the CPU."""
     with monkeypatch.context() as patched:
-        patched.setattr(cute.arch, "sync_warp", lambda: None)
+        patched.setattr(assembly, "product_toward_zero", lambda a, b: a * b)
+        patched.setattr(assembly, "fma_toward_zero", lambda a, b, c: a * b + c)
         return finish.function(kernel, patched)

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Int64
 
+from tests.helpers.emulation import host
 from tkq.losses import backward as loss_backward
 from tkq.losses import class_rows, launch
 from tkq.losses import forward as loss_forward
@@ -116,8 +117,7 @@ class Total(loss_total.Total):
 
 @functools.cache
 def _compiled(recipe):
-    kernel, args = build._made(recipe)
-    return cute.compile(kernel, *args, options="--enable-tvm-ffi")
+    return host.compiled(*build._made(recipe))
 
 
 def _use_copies(monkeypatch):

@@ -1,5 +1,6 @@
 """Steps of linear attention without a GPU: the kernel's own methods, with a warp's 32 numbers in the place of each
-value that a lane has. Every address that is read or written is checked against the tensor.
+value that a lane has, or those of all warps that share a head's rows. Every address that is read or written is checked
+against the tensor.
 
 `run(spec, operands, scale)` does what a launch does; operands are CPU tensors."""
 import importlib.util
@@ -8,10 +9,8 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 import tkq.linear_attention.step.kernel  # noqa: F401  whose copies look it up
-from tkq.linear_attention.step.plan import plan
 
 LANES = 32
-_LANE = torch.arange(LANES)
 
 
 class Kind:
@@ -23,7 +22,7 @@ class Kind:
     def __call__(self, x):
         if isinstance(x, torch.Tensor):
             return x.to(self.dtype)
-        return torch.full((LANES,), x, dtype=self.dtype) if self.dtype.is_floating_point else x
+        return torch.tensor(x, dtype=self.dtype) if self.dtype.is_floating_point else x
 
 
 F32, I32, I64 = Kind(torch.float32), Kind(torch.int32), Kind(torch.int64)
@@ -79,7 +78,7 @@ class Registers:
         return self.values[i]
 
     def put(self, i, x):
-        self.values[i] = self.kind(x).expand(LANES)
+        self.values[i] = self.kind(x)
 
 
 class Memory:
@@ -94,7 +93,7 @@ class Memory:
                            -1, tensor.dim()).tolist()} if tensor.numel() < 1 << 16 else None
 
     def checked(self, offsets):
-        offsets = torch.as_tensor(offsets).expand(LANES)
+        offsets = torch.as_tensor(offsets).expand(self.machine.lanes)
         assert self.inside is None or set(offsets.tolist()) <= self.inside, "outside of the tensor"
         return offsets
 
@@ -108,7 +107,24 @@ class Memory:
         assert len(set(where.tolist())) == len(where), "two lanes write one element"
         for o in where.tolist():
             self.machine.written.setdefault(id(self.tensor), []).append(o)
-        self.flat[where] = x.expand(LANES) if mask is None else x.expand(LANES)[mask]
+        x = x.expand(len(offsets))
+        self.flat[where] = x if mask is None else x[mask]
+
+
+class Shared:
+    """A block's shared memory: NaN until it is written."""
+
+    def __init__(self, rows, stages, machine):
+        self.flat, self.machine = torch.full((rows * stages,), torch.nan), machine
+        self.iterator, self.layout = Pointer(self, 0), (1, rows)
+
+    def get(self, offsets):
+        return self.flat[torch.as_tensor(offsets).expand(self.machine.lanes)]
+
+    def put(self, offsets, x):
+        mask, offsets = self.machine.mask, torch.as_tensor(offsets).expand(self.machine.lanes)
+        assert len(set(offsets[mask].tolist())) == mask.sum(), "two lanes write one element"
+        self.flat[offsets[mask]] = x.expand(self.machine.lanes)[mask]
 
 
 def _run_at(m, coord, n):
@@ -132,15 +148,24 @@ VECTORS = SimpleNamespace(run_at=_run_at, wide=lambda held: held.load().to(F32).
 
 
 class Machine:
-    """Where a warp is, and how often an element of a tensor was written."""
+    """Where a warp is, and how often an element of a tensor was written. k_warps: those that go in step, each with
+    rows of its own."""
 
-    def __init__(self):
+    def __init__(self, k_warps=1):
         self.block, self.warp, self.warps, self.mask, self.written = (0, 0, 0), 0, 1, None, {}
+        self.lanes = LANES * k_warps
+        self.threads = torch.arange(self.lanes)
+
+    def warp_id(self):
+        return self.warp if self.lanes == LANES else self.threads // LANES
+
+    def shuffled(self, x, offset):
+        return x.expand(self.lanes)[self.threads ^ offset]
 
     def names(self):
         arch = SimpleNamespace(
             block_idx=lambda: self.block, block_dim=lambda: (LANES * self.warps, 1, 1),
-            shuffle_sync_bfly=lambda x, offset: x[_LANE ^ offset], rcp_approx=torch.reciprocal)
+            thread_idx=lambda: (self.threads, 0, 0), shuffle_sync_bfly=self.shuffled, rcp_approx=torch.reciprocal)
         math = SimpleNamespace(exp2=lambda x, fastmath=False: torch.exp2(x), log1p=torch.log1p, absf=torch.abs,
                                rsqrt=lambda x, fastmath=False: torch.rsqrt(x))
         cute = SimpleNamespace(
@@ -149,7 +174,9 @@ class Machine:
             make_tensor=View, select=lambda strides, modes: [strides[i] for i in modes],
             crd2idx=lambda coord, strides: sum(c * s for c, s in zip(coord, strides)))
         cutlass = SimpleNamespace(range=lambda n, unroll=1: range(n), range_constexpr=range, max=torch.maximum)
-        tk = SimpleNamespace(lane_id=lambda: _LANE, warp_id=lambda: self.warp, LOG2E=1.4426950408889634)
+        smem = SimpleNamespace(vector=lambda rows, stages: Shared(rows, stages, self))
+        tk = SimpleNamespace(lane_id=lambda: self.threads % LANES, warp_id=self.warp_id, LOG2E=1.4426950408889634,
+                             sync_block=lambda: None, SharedAllocator=lambda: smem)
         return dict(cute=cute, cutlass=cutlass, tk=tk, vectors=VECTORS, Float32=F32, Int32=I32, Int64=I64,
                     const_expr=lambda x: x, element_type=KINDS.__getitem__)
 
@@ -157,7 +184,7 @@ class Machine:
 def modules(machine) -> SimpleNamespace:
     """Copies of the kernel's modules, which the DSL has not traced, with a machine's names."""
     found = SimpleNamespace()
-    for name in ("state", "token", "kernel"):
+    for name in ("state", "token", "warps", "kernel"):
         spec = importlib.util.find_spec(f"tkq.linear_attention.step.{name}")
         module: ModuleType = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -165,8 +192,16 @@ def modules(machine) -> SimpleNamespace:
             if hasattr(module, word):
                 setattr(module, word, value)
         setattr(found, name, module)
-    found.kernel.LaneState = found.state.LaneState
+    found.kernel.LaneState, found.kernel.first_row = found.state.LaneState, found.warps.first_row
     found.kernel.Recurrence, found.kernel.StateSpace = _plain(found.token.Recurrence), _plain(found.token.StateSpace)
+
+    class WarpSums(_plain(found.warps.WarpSums)):
+        def put(self, mine, values, to):
+            machine.mask = mine
+            super().put(True, values, to)
+            machine.mask = None
+
+    found.kernel.WarpSums = WarpSums
     return found
 
 
@@ -176,9 +211,9 @@ def _plain(cls):
     return type(cls.__name__, (cls,), methods)
 
 
-def run(spec, operands, scale=1.0, config=None, warps=1):
+def run(spec, operands, scale, config, warps=1):
     """What a launch does with operands of the CPU. Returns {id(tensor): offsets that were written}."""
-    machine = Machine()
+    machine = Machine(config.k_warps)
     kernel = modules(machine).kernel
 
     class Step(_plain(kernel.LinearStep)):
@@ -188,7 +223,7 @@ def run(spec, operands, scale=1.0, config=None, warps=1):
             _copy(_packed(out, self.dtype), _run_at(g.o, coord, self.config.v_values))
             machine.mask = None
 
-    step = Step(spec, config or plan(spec))
+    step = Step(spec, config)
     tokens = operands.v.shape[1] if step.has_tokens else 1
     heads_per_k = operands.v.shape[-2] // operands.q.shape[-2]
     g = kernel.Globals(*(None if x is None else Memory(x, machine) for x in operands), scale, tokens, heads_per_k)

@@ -12,6 +12,16 @@ def chains(root, package="tkq"):
     return _Package(Path(root), package).chains()
 
 
+def statements(tree):
+    """All of a syntax tree, at any depth: a class is one of them, and so is an import."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting.extend(getattr(node, part, ()))
+
+
 class _Package:
     def __init__(self, root, package):
         self.package = package
@@ -57,10 +67,10 @@ class _Package:
 class _Module:
     def __init__(self, name, is_package, tree):
         self.name = name
-        self.classes = {node.name: node.bases for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        self.classes = {node.name: node.bases for node in statements(tree) if isinstance(node, ast.ClassDef)}
         self.imports = {}  # the name here: the dotted name that it stands for
         parents = name.split(".") if is_package else name.split(".")[:-1]
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.ImportFrom):
                 start = parents[:len(parents) - node.level + 1] if node.level else []
                 origin = ".".join([*start, *([node.module] if node.module else [])])

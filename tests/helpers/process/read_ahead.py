@@ -9,12 +9,13 @@ has its reports as the fixture `machine_code`:
 
 It fails by itself: what keeps another's kernel from being compiled or read is seen when that one's turn comes.
 """
+import contextlib
 import inspect
 import time
 
 import pytest
 
-from tkq.runtime.compile import build
+from tests.helpers.process import machine_code
 from tkq.testing import sass
 
 TOGETHER = 12
@@ -35,21 +36,17 @@ def reports(item) -> list:
 
 
 def _together(recipe, others):
-    began, several = time.process_time(), [recipe]
-    build.ensure(recipe)
-    for other in dict.fromkeys(others):
-        if len(several) == TOGETHER or time.process_time() - began > SECONDS:
+    began, entries = time.process_time(), {recipe: machine_code.entry_of(recipe).path}
+    for other in others:
+        if len(entries) == TOGETHER or time.process_time() - began > SECONDS:
             break
-        try:
-            build.ensure(other)
-        except Exception:
-            continue
-        if other != recipe:
-            several.append(other)
+        if other not in entries:
+            with contextlib.suppress(Exception):
+                entries[other] = machine_code.entry_of(other).path
     try:
-        return dict(zip(several, sass.reports(several)))
+        return dict(zip(entries, sass.reports([*entries.values()])))
     except Exception:
-        return {recipe: sass.report(recipe)}
+        return {recipe: sass.report(entries[recipe])}
 
 
 def _recipe(item):

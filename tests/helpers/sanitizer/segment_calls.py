@@ -14,7 +14,8 @@ from tests.helpers.sanitizer.calls import main, on, randn
 
 
 def segments(device):
-    """One head of 2,048 tokens, which is computed in segments; the delta rule's 24, by blocks, too; forward."""
+    """One head of 2,048 tokens, which is computed in segments; the delta rule's 24, by blocks, too; one with
+    gates of columns and a lower bound; forward."""
     q, k, v, g, initial = on(
         device, randn(0, 1, 2048, 1, 64), randn(1, 1, 2048, 1, 64) / 8, randn(2, 1, 2048, 1, 64),
         -randn(3, 1, 2048, 1, dtype=torch.float32).abs(), randn(4, 1, 1, 64, 64, dtype=torch.float32))
@@ -22,6 +23,9 @@ def segments(device):
     yield "gated_delta_rule in segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
     v, gates = v.repeat(1, 1, 24, 2), g.repeat(1, 1, 24)
     yield "gated_delta_rule in segments by blocks", (tkq.gated_delta_rule(q, k, v, gates, gates.exp()),)
+    q, k, v, x = on(device, *(randn(i, 1, 2048, 1, 128) for i in range(4)))
+    yield "gated_delta_rule of bounded gates in segments", tkq.gated_delta_rule(
+        q, k, v, x, g.exp(), None, None, True, True, use_gate_in_kernel=True, gate_lower_bound=-5.0)
 
 
 def blocks(device):

@@ -32,6 +32,7 @@ class Scaling:
             regs.of_v[0], of_k = g.v_descale[s.head], g.k_descale[s.head]
         elif const_expr(self.spec.scales == "sequence"):
             regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]
+        if const_expr(self.spec.scales in ("head", "sequence")):
             # Those of a sequence of no key mean nothing, and may be NaN: 0 * NaN would be NaN.
             some = s.length > 0
             regs.of_v[0], of_k = (cutlass.select_(some, x, Float32(1.0)) for x in (regs.of_v[0], of_k))

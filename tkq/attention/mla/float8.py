@@ -11,20 +11,21 @@ from tkq.tile.assembly import ptx, ptx_several
 
 HALF_BYTES, SCALE_BYTES = 256, 16  # half of the columns; the scales
 SCALES, ROTATED = 512, 528  # where they begin
-STEPS = HALF_BYTES // 2 // 16  # of 16 columns: a lane widens half of half of a row
+STEPS = WARP_ROWS * HALF_BYTES // 32 // 16  # of a half of the warp's rows, 16 columns to a lane
 LOADS_IN_FLIGHT = 2  # of a lane, of 16 columns: as many as 32 registers hold
+WAITING = 2 * ROWS * PANEL  # where in a stage rows are as they are: in its last two panels
+TOGETHER = 8  # rows of which 64 columns are widened at a time
 
 
 def row_copied(lane, group):
-    """Which of the warp's rows a lane copies, in a group: eight lanes that copy at a time have four vectors each of two
-    rows, which lie in banks of their own."""
-    return 4 * group + (lane >> 4) * 2 + (lane >> 2 & 1)
+    """Which of the warp's rows a lane copies, in a group: eight lanes have 128 bytes of one."""
+    return 4 * group + (lane >> 3)
 
 
-def vector(row, chunk):
-    """Where in the warp's rows 16 columns of 128 lie as e4m3, and the first 8 of them as bf16, swizzled as TMA would
-    write them; the other 8 lie beside them."""
-    return (chunk >> 2) * (ROWS * PANEL) + row * PANEL + ((chunk & 3) * 2 ^ (row & 7)) * 16
+def raw_chunk(row, chunk):
+    """Where the 16 bytes ``chunk`` of a row of half of the columns lie, from the first row of the stage's third panel:
+    in that row of the two last panels, and rows beside each other in other banks."""
+    return row * PANEL + (chunk >> 3) * (ROWS * PANEL) + (chunk & 7 ^ (row & 1) * 4) * 16
 
 
 def rows_in_stage(tile, stage):
@@ -37,53 +38,44 @@ def scales_of(smem, stage):
     return Int32(smem.scales.iterator.toint()) + (stage * 4 + tk.warp_id() % 4) * (WARP_ROWS * SCALE_BYTES)
 
 
-def own(lane):
-    """(row of the warp's, which of the half's two groups of 128 columns) that a lane widens: eight lanes that read or
-    write at a time have banks of their own."""
-    return (lane >> 2) + (lane >> 1 & 1) * 8, lane & 1
-
-
-def own_columns(tile, stage, step):
-    """Where the columns of this lane's step lie, the first of four steps."""
-    lane = lane_now()
-    row, group = own(lane)
-    return rows_in_stage(tile, stage) + group * (2 * ROWS * PANEL) + vector(row, lane & 7 ^ step)
-
-
 def widen_half(scales, half, tile, stage):
-    """Half of the columns of the warp's rows become bf16, times their scales, in a stage of a tile. A lane has 128
-    columns of a row, and so one scale: 16 at a time, over themselves, when the ones behind have been read."""
-    row, group = own(lane_now())
-    scale = load_f32(scales + row * SCALE_BYTES + (half * 8 + group * 4))
-    begin = {}
+    """Half of the columns of the warp's rows become bf16, times their scales, in a stage of a tile. 64 columns of eight
+    rows at a time, 16 to a lane: eight lanes that read or write at a time have two rows, and banks of their own. What
+    lies in a row's last two panels has been read when columns come to lie there."""
+    lane = lane_now()
+    row, part = lane >> 2, lane & 3
+    base = rows_in_stage(tile, stage) + row * PANEL
+    raw, to = base + WAITING + (part ^ (row & 1) * 4) * 16, base + (2 * part ^ row) * 16
+    scales, by = scales + row * SCALE_BYTES + half * 8, {}
 
-    def at(step):
-        first = step // 4 * 4
-        if first not in begin:
-            begin[first] = own_columns(tile, stage, first)
-        return begin[first] ^ (step % 4 * 32)
+    def load(step):
+        rows, panel = step // 4, step % 4
+        if panel % 2 == 0:  # the first 64 of 128 columns that have one scale
+            by[step // 2] = load_f32(scales, rows * (TOGETHER * SCALE_BYTES) + panel // 2 * 4)
+        return load16_shared(raw ^ (panel % 2 * 64), rows * (TOGETHER * PANEL) + panel // 2 * (ROWS * PANEL))
 
-    read = [load16_shared(at(step)) for step in range(LOADS_IN_FLIGHT)]
+    read = [load(step) for step in range(LOADS_IN_FLIGHT)]
     for step in range(STEPS):
-        found = read.pop(0)
+        found, scale = read.pop(0), by[step // 2]
         if step + LOADS_IN_FLIGHT < STEPS:
-            read.append(load16_shared(at(step + LOADS_IN_FLIGHT)))
+            read.append(load(step + LOADS_IN_FLIGHT))
         for i in range(2):
-            store16(at(step) ^ (i * 16), scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale))
+            wide = scaled4(found[2 * i], scale) + scaled4(found[2 * i + 1], scale)
+            store16(to ^ (i * 16), wide, step // 4 * (TOGETHER * PANEL) + step % 4 * (ROWS * PANEL))
 
 
 @dsl_user_op
-def load16_shared(src, *, loc=None, ip=None):
-    """Four words from the shared address, when it is their turn."""
-    found = ptx_several([Int32(src)], "ld.volatile.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r", loc, ip,
-                        [T.i32()] * 4)
+def load16_shared(src, offset, *, loc=None, ip=None):
+    """Four words from the shared address and ``offset`` bytes, a number known when compiled, when it is their turn."""
+    found = ptx_several([Int32(src)], f"ld.volatile.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];", "=r,=r,=r,=r,r",
+                        loc, ip, [T.i32()] * 4)
     return [Int32(word) for word in found]
 
 
 @dsl_user_op
-def load_f32(src, *, loc=None, ip=None):
-    """From the shared address, when it is its turn."""
-    return Float32(ptx([Int32(src)], "ld.volatile.shared.f32 $0, [$1];", "=f,r", loc, ip, T.f32()))
+def load_f32(src, offset, *, loc=None, ip=None):
+    """From the shared address and ``offset`` bytes, a number known when compiled, when it is its turn."""
+    return Float32(ptx([Int32(src)], f"ld.volatile.shared.f32 $0, [$1+{offset}];", "=f,r", loc, ip, T.f32()))
 
 
 @dsl_user_op

@@ -15,19 +15,18 @@ from tkq.attention.mla.float8 import (
     ROTATED,
     SCALE_BYTES,
     SCALES,
+    WAITING,
     load8_shared,
+    raw_chunk,
     row_copied,
     rows_in_stage,
     scales_of,
     store8_shared,
-    vector,
     widen_half,
 )
 from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.producer import announce, note
 from tkq.attention.mla.tiles import lane_now, own
-
-SIXTEEN = 0xFFFF  # one bit for each of a warp's rows
 
 
 def size_of(address):
@@ -37,11 +36,11 @@ def size_of(address):
 
 class Float8Producer:
     """As `mla.producer`, in two steps. A warp copies both halves of its rows as they are into the stages that will have
-    them widened, each 16 columns to where the first 8 of them belong; when a half has landed, the warp widens it in
-    its place. The rotated columns go straight into their tile. All rings have one counter, and where the next block's
-    rows lie waits in shared memory: no register holds it while rows are widened.
+    them widened, 256 bytes of a row to where its last columns belong; when a half has landed, the warp widens it in its
+    place. The rotated columns go straight into their tile, and are handed over with the right half. All rings have one
+    counter, and where the next block's rows lie waits in shared memory: no register holds it while rows are widened.
 
-      before  begin(first): left, rotated columns
+      before  rows are looked up, and their scales copied | begin(first): the left half is copied
       block i right(i) is copied | rows of i + 1 are looked up | left(i) is widened | begin(i + 1) | right(i) is widened
 
     Deadlock-free: begin(i + 1) waits for what reads left(i - 2), and so for the scores of block i - 1, whose halves
@@ -50,7 +49,7 @@ class Float8Producer:
 
     def __init__(self, spec, config):
         self.pages = (Indices if spec.sparse else Pages)(spec, config)
-        self.keys, self.walk = Pages(spec, config), Walk(spec)
+        self.spec, self.keys, self.walk = spec, Pages(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -63,17 +62,19 @@ class Float8Producer:
                 announce(smem, announced, (s.first, s.end, s.batch, s.tile, s.length, Int32(s.inside), s.splits,
                                            self.walk.slot(g, s, s.split)))
                 note(smem, slot, Int32(0))
-                page, _, _ = self.pages.find(g, s, s.first)
-                self.look(g, smem, s, (page, s.first, slot))
-                page, _, _ = self.pages.find(g, s, s.first + 1)
+                found, _, _ = self.pages.find(g, s, s.first)
+                self.look(g, smem, s, (found, s.first, slot, left))
+                found, _, _ = self.pages.find(g, s, s.first + 1)
                 self.begin(smem, left)
                 for block in cutlass.range(s.first, s.end, unroll=1):
-                    pair = tk.Ring(left.count, smem.right_pipe.stages)
+                    pair = self.pair(smem, left)
                     smem.right_pipe.acquire_empty(pair)
-                    self.fetch(smem.right, pair.stage, 1, self.rows(smem, lane_now()))
+                    rows = self.rows(smem, lane_now())
+                    self.fetch(smem.right, pair.stage, 1, rows)
+                    self.rotated(smem, pair.stage, rows)
                     cute.arch.cp_async_commit_group()
-                    self.look(g, smem, s, (page, block + 1, slot))
-                    page, _, _ = self.pages.find(g, s, block + 2)
+                    self.look(g, smem, s, (found, block + 1, slot, after(left)))
+                    found, _, _ = self.pages.find(g, s, block + 2)
                     self.widen(smem, 0, pair.stage, (smem.left, smem.left_pipe, left))
                     if block + 1 < s.end:
                         self.begin(smem, after(left))
@@ -84,25 +85,41 @@ class Float8Producer:
             self.walk.advance(g, at, s)
         announce(smem, announced, (Int32(-1),))
 
+    def pair(self, smem, left):
+        """The place of a block in all rings but that of left halves."""
+        return tk.Ring(left.count, smem.right_pipe.stages)
+
     @cute.jit
     def look(self, g, smem, s, of):
-        """The addresses of the warp's rows of a block, 0 where there is none, to shared memory. of: the page of this
-        lane's row, the block, the segment's slot. A table that lies behind the segment's end is one of the same
+        """Of a block: which of the warp's rows are there; their addresses, 0 where there is none, to shared memory; and
+        copies of their scales, of both halves. of: what was found of this lane's row, the block, the segment's slot,
+        the place in the ring of left halves. The scores have read what they are told here of the block three before:
+        the right half of that one was given back. A table that lies behind the segment's end is one of the same
         task."""
-        page, block, slot = of
-        key = self.keys.key(block)
-        seen = (tk.lane_id() < WARP_ROWS) & (key < s.length)
-        there, fault = self.pages.judge(g, page, seen)
-        plan = g.plan
+        found, block, slot, left = of
+        lane, key, plan, told = tk.lane_id(), self.keys.key(block), g.plan, smem.there
+        there, fault = self.pages.judge(g, found, (lane < WARP_ROWS) & (key < s.length))
         if cute.arch.vote_any_sync(fault):
             note(smem, slot, Int32(1))
-            if tk.lane_id() == 0:
+            if lane == 0:
                 plan[words.BAD_PAGE] = Int32(1)
-        address = self.pages.address(g.k, s, page, key % g.page_size, there)
+        rows = cute.arch.vote_ballot_sync(there)
+        if lane == 0:
+            told[tk.warp_id() % 4, left.stage] = rows
+        page, row = self.place(g, found, key)
+        address = self.keys.address(g.k, s, page, row, there)
         cute.arch.sync_warp()  # all lanes have read those of the block before
-        if tk.lane_id() < WARP_ROWS:
-            store8_shared(self.address_of(smem, tk.lane_id()), address)
+        if lane < WARP_ROWS:
+            store8_shared(self.address_of(smem, lane), address)
+        if (lane < WARP_ROWS) & (block < s.end):
+            copy16(scales_of(smem, self.pair(smem, left).stage) + lane * SCALE_BYTES, address + SCALES,
+                   size_of(address))
         cute.arch.sync_warp()
+
+    def place(self, g, found, key):
+        """(page, row of it) of a key. found: the row of the cache that a list has, or the page of a table."""
+        page, row = divmod(found if self.spec.sparse else key, g.rows_per_page)
+        return page if self.spec.sparse else found, row
 
     def address_of(self, smem, row):
         """Where the address of a row of this warp lies."""
@@ -115,45 +132,25 @@ class Float8Producer:
 
     @cute.jit
     def begin(self, smem, left):
-        """Of a block: which rows are there, the left half, and the rotated columns."""
-        pair, lane = tk.Ring(left.count, smem.rope_pipe.stages), lane_again()
-        rows, address = self.rows(smem, lane), load8_shared(self.address_of(smem, lane % WARP_ROWS))
+        """The left half of a block is copied."""
+        rows = self.rows(smem, lane_again())
         smem.left_pipe.acquire_empty(left)
-        self.tell(smem, left.stage, lane, address)
         self.fetch(smem.left, left.stage, 0, rows)
-        self.fetch_scales(smem, pair.stage, lane, address)
         cute.arch.cp_async_commit_group()
-        smem.rope_pipe.acquire_empty(pair)
-        self.rotated(smem, pair.stage, rows)
-        cute.arch.cp_async_mbarrier_arrive_noinc(smem.rope_pipe.full[pair.stage].ptr)
-        smem.rope_pipe.commit(pair)
-
-    @cute.jit
-    def tell(self, smem, stage, lane, address):
-        """Which of the warp's rows are there, by the address of this lane's."""
-        rows, there = smem.there, cute.arch.vote_ballot_sync(address != Int64(0)) & Int32(SIXTEEN)
-        if lane == 0:
-            rows[tk.warp_id() % 4, stage] = there
 
     def fetch(self, tile, stage, half, of):
         """A half of the warp's rows as they are."""
-        (lane, rows), base = of, rows_in_stage(tile, stage)
-        chunk = (lane >> 3 & 1) * 4 + (lane & 3)
+        (lane, rows), base = of, rows_in_stage(tile, stage) + WAITING
+        chunk = lane & 7
         for row, at in rows:
             for part in range(2):
-                copy16(base + vector(row, chunk) + part * 2 * (ROWS * PANEL),
+                copy16(base + raw_chunk(row, chunk) + part * (ROWS * PANEL),
                        at + Int64(chunk * 16) + (half * HALF_BYTES + part * 128), size_of(at))
-
-    @cute.jit
-    def fetch_scales(self, smem, stage, lane, address):
-        """All of the rows' scales, of both halves."""
-        if lane < WARP_ROWS:
-            copy16(scales_of(smem, stage) + lane * SCALE_BYTES, address + SCALES, size_of(address))
 
     def rotated(self, smem, stage, of):
         """64 columns of 16 bits: eight lanes to a row."""
         (lane, rows), base = of, rows_in_stage(smem.rope, stage)
-        chunk = (lane & 3) * 2 + (lane >> 3 & 1)
+        chunk = lane & 7
         for row, at in rows:
             copy16(base + row * PANEL + (chunk ^ (row & 7)) * 16, at + Int64(chunk * 16) + ROTATED, size_of(at))
 

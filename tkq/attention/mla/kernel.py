@@ -42,7 +42,7 @@ class Mla:
       pipe     full (arrivals)                                       empty (arrivals)
       left     every producer thread's copies, and each warp (132)   warps of the left half (4)
       right    the same                                              warps of the right half (4)
-      rope     the same                                              warps of scores (4)
+      rope     the same; of float8 rows, with the right half         warps of scores (4)
       P        warps of scores (4), with the factors of O's rows     warps of both halves (8)
       segment  the first producer warp                               all consumer warps (12)
     """
@@ -91,7 +91,8 @@ class Mla:
             partial_lse=x.partial_lse, scale=sc.scale * tk.LOG2E, left=Int32(-1), right=sc.right, split=sc.split,
             batch=Int32(sequences), heads_kv=Int32(1), group=Int32(H), queries=Int32(queries),
             tiles=Int32((queries * H + rows - 1) // rows), together=sc.together, page_size=Int32(page),
-            capacity=Int32(room), latent=self.descriptor(x.k), key_block=self.config.keys)
+            capacity=Int32(room), latent=self.descriptor(x.k), key_block=self.config.keys,
+            rows_per_page=cute.fast_divmod_create_divisor_v2(page) if self.spec.float8 else None)
         self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=self.config.pdl,
                               cluster=[1, 2, 1] if const_expr(self.config.cluster == 2) else None)
@@ -121,8 +122,8 @@ class Mla:
         return Shared(q, q_rope, left, right, rope, p, al.vector(4, DEEP, Int32), al.vector(4, DEEP, Int32),
                       al.vector(4, AHEAD, Int32), al.vector(ROWS, PAIR), al.vector(ROWS, 1),
                       al.vector(FIELDS, AHEAD, Int32), pipe(DEEP, left, copies), pipe(PAIR, right, copies),
-                      pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12), al.semaphores(PAIR),
-                      scales, addresses)
+                      None if float8 else pipe(PAIR, rope), al.pipe(PAIR, 0, 8, producers=4), al.pipe(AHEAD, 0, 12),
+                      al.semaphores(PAIR), scales, addresses)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -130,7 +131,8 @@ class Mla:
 
         def initialise():
             for pipe in (smem.left_pipe, smem.right_pipe, smem.rope_pipe, smem.p_pipe, smem.segment_pipe):
-                pipe.init()
+                if const_expr(pipe is not None):
+                    pipe.init()
             for stage in range(PAIR):
                 tk.init(smem.scored[stage], 4)
 

@@ -94,16 +94,21 @@ class Scores:
     def block(self, g, smem, regs, block):
         there = self.products(smem, regs)
         if const_expr(not self.config.branch_free):
-            smem.rope_pipe.release(regs.pair)
+            self.release_rope(smem, regs)
         self.softmax(g, smem, regs, block, there)
         if const_expr(not self.config.branch_free):
             tk.store_rows(smem.correct[None, regs.pair.stage], regs.correct, 0, ROWS)
         tk.publish()
         smem.p_pipe.commit(regs.pair)
         if const_expr(self.config.branch_free):
-            smem.rope_pipe.release(regs.pair)
+            self.release_rope(smem, regs)
         regs.deep.advance()
         regs.pair.advance()
+
+    def release_rope(self, smem, regs):
+        """Of float8 rows the right half's values give its place back, behind P."""
+        if smem.rope_pipe is not None:
+            smem.rope_pipe.release(regs.pair)
 
     @cute.jit
     def products(self, smem, regs):
@@ -114,7 +119,8 @@ class Scores:
         see_tile(self.config)
         first, *rest = self.groups(smem, regs)
         tk.mm_ABt(regs.s, first[0], first[1], k=first[2])
-        smem.rope_pipe.wait(regs.pair)
+        if const_expr(smem.rope_pipe is not None):
+            smem.rope_pipe.wait(regs.pair)
         smem.right_pipe.wait(regs.pair)
         see_tile(self.config)
         for q, k, columns in rest:

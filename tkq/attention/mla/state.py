@@ -65,6 +65,7 @@ class Globals:
     capacity: Int32
     latent: Any
     key_block: Constexpr[int]
+    rows_per_page: Any  # page_size, as a divisor; of float8 rows
 
 
 class Segment(NamedTuple):
@@ -104,7 +105,7 @@ class Shared:
     segments: cute.Tensor  # (FIELDS, AHEAD)
     left_pipe: tk.Pipe
     right_pipe: tk.Pipe
-    rope_pipe: tk.Pipe
+    rope_pipe: Optional[tk.Pipe]  # of float8 rows, the right half's
     p_pipe: tk.Pipe
     segment_pipe: tk.Pipe
     scored: tk.Semaphore  # a block's scores are there

@@ -6,7 +6,7 @@ from tkq.linear_attention.channels.bounded.config import plan as bounded_plan
 from tkq.linear_attention.channels.bounded.launch import recipe as bounded_recipe
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan, spilled
-from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
+from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec, SumsSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -80,16 +80,24 @@ def _packed():
 
 
 def _bounded():
-    """Kimi's layer without gradients: no states, one that goes out, both; packed sequences."""
+    """Kimi's layer without gradients: no states, one that goes out, both; packed sequences; and of few long sequences
+    segments, and what reaches them."""
     of_fp32 = ChannelSpec("bf16", 128, 128, delta="fp32", unit=True, bounded=True)
     states = replace(of_fp32, initial="fp32", final="fp32")
     for end, spec in (("fp32", of_fp32), ("bf16", replace(of_fp32, delta="bf16")),
                       ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),
-                      ("fp32-packed", replace(states, packed="int32"))):
+                      ("fp32-packed", replace(states, packed="int32")), ("fp32-reach", replace(of_fp32, reach=True)),
+                      ("bf16-reach", replace(of_fp32, delta="bf16", reach=True)),
+                      ("fp32-final-reach", replace(of_fp32, final="fp32", reach=True)),
+                      ("fp32-states-reach", replace(states, reach=True))):
         some, many = bounded_plan(spec).registers
         wanted = Expectation(tensor=4 * (8 + 4), waits_per_mma=0.5, roles=((some, 2), (many, 2)), local_memory=6,
                              instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2"))
         yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{end}", bounded_recipe(spec), wanted)
+    wanted = Expectation(instructions=("LDG.E.64", "SHFL", "MUFU.EX2"))
+    for beta in ("fp32", "bf16"):
+        yield Shipped(f"gated_delta_rule_reach-bf16-k128-column-bounded-beta_{beta}",
+                      bounded_recipe(BoundedReachSpec(beta)), wanted)
 
 
 def _sums():

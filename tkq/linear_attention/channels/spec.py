@@ -27,7 +27,8 @@ class ChannelSpec:
     packed, pool: as `LinearSpec` has them; the latter without of_values.
     unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
         made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with unit,
-        K 128, V above 64, without a pool."""
+        K 128, V above 64, without a pool. reach: sequences are cut in segments, and which chunks reach these is given
+        (see `bounded.walk.Walks`); with bounded, without packed."""
 
     dtype: str
     head_dim: int
@@ -48,6 +49,7 @@ class ChannelSpec:
     pool: str | None = None
     unit: bool = False
     bounded: bool = False
+    reach: bool = False
 
     def __post_init__(self):
         rows = COLUMN_DIMS if self.of_values else VALUE_DIMS
@@ -70,6 +72,8 @@ class ChannelSpec:
         if self.bounded and (not self.unit or self.pool or self.head_dim != 128 or self.value_dim <= 64):
             raise ValueError("ChannelSpec: bounded, allowed is with unit, head_dim 128 and value_dim above 64, without "
                              "pool")
+        if self.reach and (not self.bounded or self.packed):
+            raise ValueError("ChannelSpec: reach, allowed is with bounded, without packed")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
             raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
                              "one dtype")
@@ -106,3 +110,14 @@ class SumsSpec:
             raise ValueError(f"SumsSpec: what is {self.what!r}, allowed are sums, totals")
         if self.what == "totals" and self.end:
             raise ValueError("SumsSpec: end, allowed is without totals")
+
+
+@dataclass(frozen=True)
+class BoundedReachSpec:
+    """Which chunks reach segments (`bounded.reach.BoundedReach`). beta: its dtype."""
+
+    beta: str
+
+    def __post_init__(self):
+        if self.beta not in ("fp32", "bf16"):
+            raise ValueError(f"BoundedReachSpec: beta is {self.beta!r}, allowed are fp32, bf16")

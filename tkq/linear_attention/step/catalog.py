@@ -11,8 +11,9 @@ from tkq.runtime.compile.recipe import Shipped
 
 def shipped() -> list:
     """Of bf16, as models decode: one token of sequences whose states are in a pool by int32 or int64, K and V of 128, a
-    state space of 64 x 128; and several tokens of which some are accepted."""
-    return [Shipped(name, recipe(spec), expectation(spec)) for name, spec in _models()]
+    state space of 64 x 128, few states and many; and several tokens of which some are accepted."""
+    return [Shipped(f"{name}{'-many' * many}", recipe(spec, many), expectation(spec, many))
+            for name, spec in _models() for many in (False, True) if not many or plan(spec, many) != plan(spec)]
 
 
 def _models():
@@ -31,11 +32,13 @@ def _models():
                                                                     ssd=ssd)
 
 
-def expectation(spec: StepSpec) -> Expectation:
-    """States in accesses of 16 bytes where the plan has such, no shared memory, and of one token as many registers as
-    leave room for 16 warps an SM."""
-    c = plan(spec)
+def expectation(spec: StepSpec, many: bool = False) -> Expectation:
+    """States in accesses of 16 bytes where the plan has such, of one token as many registers as leave room for 16 warps
+    an SM, and no shared memory, but for the sums of warps that share a slice, who meet once."""
+    c = plan(spec, many)
     few, run = c.threads == 512, {"v": c.v_values, "k": c.k_run, "any": 1}[spec.layout]
     wide = run * {"fp32": 4, "bf16": 2}[spec.state] == ACCESS
-    return Expectation(instructions=("LDG.E.128", "STG.E.128") if wide else (), absent=("LDS", "BAR"),
-                       registers=128 if few else 255, smem=1024)
+    shared = c.k_warps > 1
+    instructions = (("LDG.E.128", "STG.E.128") if wide else ()) + (("LDS.128", "STS.128", "BAR") if shared else ())
+    return Expectation(instructions=instructions, absent=() if shared else ("LDS", "BAR"),
+                       registers=128 if few else 255, smem=8 * 1024 if shared else 1024)

@@ -13,6 +13,7 @@ from tkq.linear_attention.step.config import LANES, StepConfig
 from tkq.linear_attention.step.spec import StepSpec
 from tkq.linear_attention.step.state import LaneState, Part
 from tkq.linear_attention.step.token import Recurrence, StateSpace
+from tkq.linear_attention.step.warps import WarpSums, first_row
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 from tkq.tile.dtypes import element_type
@@ -77,7 +78,8 @@ class LinearStep:
         u[t] = beta[t] (v[t] - exp(g[t]) S' k[t])
 
     A warp has a slice of V of one head of one sequence, all of K, in registers: it reads its part of the state once and
-    writes it once, and no warp waits for another. There is no shared memory.
+    writes it once, and no warp waits for another. There is no shared memory. Of many states, and one token, the warps
+    of a block share a slice that is wider, so that they read whole rows of it; they meet once, in `WarpSums`.
 
         row of the pool | q, k, v, gates of the first token -> the state, all loads at once
         token           | those of the next -> S'k and S'q, sums over K by shuffles -> u, o, S
@@ -90,6 +92,7 @@ class LinearStep:
         self.spec, self.config, self.dtype = spec, config, element_type(spec.dtype)
         self.state = LaneState(spec, config)
         self.rule = (StateSpace if spec.ssd else Recurrence)(spec, self.state)
+        self.warps = WarpSums(config, 1 + (spec.delta is not None)) if config.k_warps > 1 else None
         self.has_tokens = spec.ssd is None or spec.ssd.tokens
 
     # ---- host ----------------------------------------------------------------------------------
@@ -138,32 +141,42 @@ class LinearStep:
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, warps: Int32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q. warps: of a block, a divisor of the slices of V."""
+        """others: those of `Operands` behind q. warps: of a block, a divisor of the slices of V, of which each has
+        one; 1 with k_warps."""
         operands = Operands(q, *others)
         heads, heads_k = operands.v.shape[-2], operands.q.shape[-2]
         tokens = Int32(operands.v.shape[1]) if const_expr(self.has_tokens) else Int32(1)
         g = Globals(*operands, scale, tokens, cute.fast_divmod_create_divisor_v2(heads // heads_k))
         slices = self.spec.value_dim // self.config.columns
-        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[LANES * warps, 1, 1],
-                              stream=stream, max_number_threads=[self.config.threads, 1, 1])
+        block = LANES * self.config.k_warps * warps
+        self.kernel(g).launch(grid=[slices // warps, heads, operands.v.shape[0]], block=[block, 1, 1], stream=stream,
+                              max_number_threads=[self.config.threads, 1, 1])
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
         part, head, n = cute.arch.block_idx()
-        warps = cute.arch.block_dim()[0] // LANES
         head_k, _ = divmod(head, g.heads_per_k)
-        column = (part * warps + tk.warp_id()) * self.config.columns
-        at = At(n, head, Int32(head_k), self.state.part(column))
-        held = self.registers()
+        at = At(n, head, Int32(head_k), self.state.part(*self.first_of_warp(part)))
+        held, memory = self.registers(), None
+        if const_expr(self.warps is not None):
+            memory = self.warps.memory()
         row = self.first_row(g, at)
         if const_expr(self.config.read_ahead or not self.spec.several):
             self.read(g, at, Int32(0), held)
         if row >= 0:
-            self.steps(g, at, row, held)
+            self.steps(g, at, row, held, memory)
         else:
             self.put_zeros(g, at)
+
+    def first_of_warp(self, part):
+        """Of V and of K."""
+        c = self.config
+        if c.k_warps > 1:
+            return part * c.columns, first_row(c)
+        warps = cute.arch.block_dim()[0] // LANES
+        return (part * warps + tk.warp_id()) * c.columns, Int32(0)
 
     @cute.jit
     def first_row(self, g, at):
@@ -200,15 +213,15 @@ class LinearStep:
         self.rule.read(g, at, t, held[3])
 
     @cute.jit
-    def steps(self, g, at, row, held):
+    def steps(self, g, at, row, held, memory: Constexpr[Any]):
         state = self.state.registers()
         self.state.load(state, g.state, row, at.head, at.part)
         if const_expr(self.spec.several):
             for t in cutlass.range(g.tokens, unroll=1):
-                self.token(g, at, t, state, held)
+                self.token(g, at, t, state, held, memory)
                 self.put_state_of_token(g, at, t, state)
         else:
-            self.token(g, at, Int32(0), state, held)
+            self.token(g, at, Int32(0), state, held, memory)
             self.put_state_of_token(g, at, Int32(0), state)
         if const_expr(self.spec.accepted is None):
             self.state.store(state, g.state, row, at.head, at.part)
@@ -221,12 +234,12 @@ class LinearStep:
                 self.state.store(state, g.state, row, at.head, at.part)
 
     @cute.jit
-    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any]):
+    def token(self, g, at, t, state: cute.Tensor, held: Constexpr[Any], memory: Constexpr[Any]):
         if const_expr(self.spec.several and not self.config.read_ahead):
             self.read(g, at, t, held)
         q, k, v = (vectors.wide(x) for x in held[:3])
         decay = self.rule.decay(g, held[3])
-        given, out, dots = self.products(state, q, k, decay)
+        given, out, dots = self.products(state, q, k, decay, at.part, memory)
         scale, q_length, k_length = g.scale, None, None
         if const_expr(self.spec.l2norm):
             q_length, k_length = (cute.math.rsqrt(x + 1e-6, fastmath=True) for x in dots[1:])
@@ -242,7 +255,7 @@ class LinearStep:
         self.update(state, k, writes, decay)
         self.put(g, at, t, out)
 
-    def products(self, state, q, k, decay):
+    def products(self, state, q, k, decay, part, memory):
         """(S'k, empty without the delta rule, S'q, [q k, and with lengths q q, k k]), S with this token's decay."""
         c, spec = self.config, self.spec
         each = isinstance(decay, list)
@@ -255,6 +268,9 @@ class LinearStep:
             dots = [total + x * y for total, x, y in zip(dots, (q[i], q[i], k[i]), (k[i], q[i], k[i]))]
         sums = self.state.sums([*out, *given, *(dots if spec.l2norm else dots[:1])])
         found, dots = sums[:len(out) + len(given)], sums[len(out) + len(given):]
+        if self.warps is not None:
+            runs, dots = self.warps.total(memory, part, [found[:len(out)], found[len(out):]][:self.warps.runs], dots)
+            found = [x for run in runs for x in run]
         if decay is not None and not each:
             found = [x * decay for x in found]
         return found[c.v_values:], found[:c.v_values], dots

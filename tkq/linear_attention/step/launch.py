@@ -6,18 +6,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.step.plan import ACCESS, plan, warps_of
+from tkq.linear_attention.step.plan import ACCESS, most_few, plan, warps_of
 from tkq.linear_attention.step.spec import SsdSpec, StepSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
-_launchers: dict = {}  # what decides the kernel -> (its function, slices of V); as many as kinds of call
+_launchers: dict = {}  # what decides the kernels -> `Kernels`; as many as kinds of call
 
 
-def recipe(spec: StepSpec) -> Recipe:
-    """The kernel's."""
-    return Recipe("tkq.linear_attention.step.kernel:LinearStep", (spec, plan(spec)))
+def recipe(spec: StepSpec, many: bool = False) -> Recipe:
+    """The kernel's. many: as `plan` has it."""
+    return Recipe("tkq.linear_attention.step.kernel:LinearStep", (spec, plan(spec, many)))
 
 
 class Given(NamedTuple):
@@ -82,21 +82,39 @@ def start(given: Given, options: Options, scale: float) -> tuple | None:
     v = given.v
     if not v.numel():
         return None
-    run, slices = _launcher(given, options)
-    call = run, (given[0], tuple(given[1:]), scale, warps_of(slices, v.shape[0] * v.shape[-2]))
+    run, warps = _launcher(given, options)
+    call = run, (given[0], tuple(given[1:]), scale, warps)
     run(*call[1])
     return call
 
 
+class Kernels:
+    """Of one spec: that of few states and that of many, each from its first use on."""
+
+    def __init__(self, spec: StepSpec):
+        self.spec, self.known, self.most_few = spec, {}, most_few(spec)
+
+    def of(self, states: int):
+        """(Its function, the warps of a block, as it takes them.) states: heads times sequences."""
+        many = states > self.most_few
+        if many not in self.known:
+            config = plan(self.spec, many)
+            self.known[many] = function(recipe(self.spec, many)), config, self.spec.value_dim // config.columns
+        run, config, slices = self.known[many]
+        return run, warps_of(config, slices, states)
+
+
 def _launcher(given, options):
+    """As `Kernels.of` has it."""
+    v = given.v
     kinds = [x is not None and (x.dtype, x.dim()) for x in given]
-    key = (given.v.get_device(), given.q.shape[-1], given.v.shape[-1], layout_of(given.state, options.v_first),
-           given.v.dim() == 4 and given.v.shape[1] > 1, *options, *kinds)
-    if key not in _launchers:
-        arch.require_hopper(given.v.device)
-        spec = spec_of(given, options)
-        _launchers[key] = function(recipe(spec)), spec.value_dim // plan(spec).columns
-    return _launchers[key]
+    key = (v.get_device(), given.q.shape[-1], v.shape[-1], layout_of(given.state, options.v_first),
+           v.dim() == 4 and v.shape[1] > 1, *options, *kinds)
+    found = _launchers.get(key)
+    if found is None:
+        arch.require_hopper(v.device)
+        found = _launchers[key] = Kernels(spec_of(given, options))
+    return found.of(v.shape[0] * v.shape[-2])
 
 
 def results(v: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:

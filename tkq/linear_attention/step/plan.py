@@ -6,12 +6,41 @@ from tkq.linear_attention.step.spec import StepSpec
 
 ACCESS = 16  # bytes
 MOST_WARPS = 4  # of a block
+MOST_SHARING = 4  # warps of a block that share a slice
 FEW = 4096  # warps: below, each is a block of its own, to be spread over the SMs
 
 
-def plan(spec: StepSpec) -> StepConfig:
-    """Lanes lie along the state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as
-    many numbers are a lane's as fit its registers beside those of a token."""
+def plan(spec: StepSpec, many: bool = False) -> StepConfig:
+    """many: are there more states than `most_few`?"""
+    return (wide(spec) if many else None) or narrow(spec)
+
+
+def most_few(spec: StepSpec) -> int:
+    """States, heads times sequences, of which more are many."""
+    return FEW * narrow(spec).columns // spec.value_dim
+
+
+def wide(spec: StepSpec) -> StepConfig | None:
+    """Of one token, states of fp32. Where V is contiguous, accesses take up to 256 bytes of a row, and the warps of a
+    block share the rows of K; where K is, they take rows of 512 bytes, without the delta rule, which has twice as many
+    sums over K. None for other states."""
+    K, V = spec.head_dim, spec.value_dim
+    if spec.state != "fp32" or spec.several or spec.layout == "any":
+        return None
+    if spec.layout == "k":
+        return StepConfig(LANES, 4, 4, 16) if K == 4 * LANES and spec.delta is None else None
+    v_lanes = run_of(V, 4, LANES // 2)
+    k_lanes, k_values = LANES // v_lanes, 16
+    k_warps, rest = divmod(K, k_lanes * k_values)
+    if rest or v_lanes < 8 or not 2 <= k_warps <= MOST_SHARING:
+        return None
+    return StepConfig(k_lanes, k_values, 8, 4, k_warps=k_warps)
+
+
+def narrow(spec: StepSpec) -> StepConfig:
+    """A warp has all rows of K of a slice: there are many slices, and no warp waits for another. Lanes lie along the
+    state's contiguous dimension until a warp's accesses are pieces of 32 to 128 bytes, and as many numbers are a lane's
+    as fit its registers beside those of a token."""
     K, V = spec.head_dim, spec.value_dim
     vector = ACCESS // {"fp32": 4, "bf16": 2}[spec.state]
     if spec.layout == "k" and run_of(K, vector, 8) < 4:
@@ -34,11 +63,12 @@ def plan(spec: StepSpec) -> StepConfig:
 
 def run_of(n: int, unit: int, most: int) -> int:
     """The largest power of two up to `most` of which n is a multiple, `unit` times."""
-    return max(run for run in (1, 2, 4, 8, 16) if run <= most and n % (run * unit) == 0)
+    return max(run for run in (1, 2, 4, 8, 16, 32) if run <= most and n % (run * unit) == 0)
 
 
-def warps_of(slices: int, others: int) -> int:
-    """Of a block: of the slices of V of a head; others: heads times sequences. A divisor of the slices."""
-    if slices * others <= FEW:
+def warps_of(config: StepConfig, slices: int, others: int) -> int:
+    """Of a block: of the slices of V of a head, each with one warp; others: heads times sequences. A divisor of the
+    slices; 1 where warps share one."""
+    if slices * others <= FEW or config.k_warps > 1:
         return 1
     return max(n for n in (1, 2, MOST_WARPS) if slices % n == 0)

@@ -13,11 +13,15 @@ from tkq.tile.dtypes import element_type
 
 
 class Part(NamedTuple):
-    """Of a state, this lane's: the first of its rows of K and of its columns of V; is it the first lane along K?"""
+    """Of a state, this lane's: the first of its rows of K and of its columns of V, and which of the slice's columns
+    that is. Is it the warp's first lane along K, and the first of all warps'? Its number in the warp."""
 
     k: Int32
     v: Int32
+    in_slice: Int32
+    first_along_k: cutlass.Boolean
     first: cutlass.Boolean
+    lane: Int32
 
 
 class LaneState:
@@ -30,13 +34,15 @@ class LaneState:
         apart = 1 if self.along_k else config.v_lanes  # lanes from one to the next along K
         self.offsets = tuple(apart << i for i in range(config.k_lanes.bit_length() - 1))
 
-    def part(self, column):
-        """column: the first of V that this warp has."""
+    def part(self, column, row):
+        """column, row: the first of V and of K that this warp has."""
         c, lane = self.config, tk.lane_id()
         along_k, along_v = lane // c.v_lanes, lane % c.v_lanes
         if self.along_k:
             along_k, along_v = lane % c.k_lanes, lane // c.k_lanes
-        return Part(along_k * c.k_run, column + along_v * c.v_values, along_k == 0)
+        in_slice, first = along_v * c.v_values, along_k == 0
+        return Part(row + along_k * c.k_run, column + in_slice, in_slice, first,
+                    first if c.k_warps == 1 else row + along_k == 0, lane)
 
     def at(self, i: int, j: int) -> int:
         """Where (i, j) is among the registers: what one access takes are neighbours."""

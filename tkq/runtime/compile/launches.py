@@ -10,7 +10,9 @@ _LOAD = re.compile(r"(%\w+) = llvm\.load (%\w+) ")
 _NUMBER = re.compile(r"(%\w+) = llvm\.mlir\.constant\((-?\d+) : i\d+\)")
 _ADDRESS = re.compile(r'(%\w+) = llvm\.mlir\.addressof @"?kernels_([^\s"]+)"?')
 _AS_WIDE = re.compile(r"(%\w+) = llvm\.[sz]ext (%\w+) ")
-_LAUNCH = re.compile(r"llvm\.call @_cudaLaunchKernelEx\((%\w+), (%\w+), ")
+_LAUNCHES = "@_cudaLaunchKernelEx"
+_LAUNCH = re.compile(rf"llvm\.call {_LAUNCHES}\((%\w+), (%\w+), ")
+_ELF = b"\x7fELF"
 
 
 def dynamic_smem(compiled) -> dict:
@@ -18,14 +20,28 @@ def dynamic_smem(compiled) -> dict:
     returned."""
     found = {}
     for function in compiled.ir_module.body.operations:
-        if function.operation.name == "llvm.func":
+        if function.operation.name == "llvm.func" and _launches(function.operation):
             found |= of_function(str(function))
     return found
 
 
+def _launches(function) -> bool:
+    """Has its code a launch? The function that checks a call's arguments, the longest by far, is not written out."""
+    calls = (one.operation.attributes for region in function.regions for block in region for one in block
+             if one.operation.name == "llvm.call")
+    return any("callee" in call and str(call["callee"]) == _LAUNCHES for call in calls)
+
+
+def machine_code(compiled) -> bytes:
+    """The machine code in what ``cute.compile`` returned: that of its object file, which takes longer to make."""
+    values = (one.operation.attributes["value"] for one in compiled.ir_module.body.operations
+              if one.operation.name == "llvm.mlir.global" and "value" in one.operation.attributes)
+    return b"".join(code for code in (getattr(value, "value_bytes", b"") for value in values) if _ELF in code)
+
+
 def of_function(body: str) -> dict:
     """Likewise, of one function's code."""
-    if "@_cudaLaunchKernelEx(" not in body:
+    if f"{_LAUNCHES}(" not in body:
         return {}
     numbers = {name: int(value) for name, value in _NUMBER.findall(body)}
     numbers |= {wide: numbers[name] for wide, name in _AS_WIDE.findall(body) if name in numbers}

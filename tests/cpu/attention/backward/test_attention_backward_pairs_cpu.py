@@ -9,7 +9,6 @@ import torch
 from tkq.attention.backward.kernel import BackwardKernel
 from tkq.attention.backward.plan import _DQ_FIRST_STORE, _DQ_SERIAL, _GQA, _HELPER_WARPS, plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.testing import sass
 
 USUAL = BackwardSpec("bf16", 128)
 
@@ -29,12 +28,15 @@ def test_configurations_that_cannot_run(wrong):
         replace(plan(USUAL), **wrong).check(128)
 
 
-def test_instructions():
+CAUSAL = replace(USUAL, right=True)
+
+
+@pytest.mark.machine_code(recipe=lambda: recipe(CAUSAL, plan(CAUSAL)))
+def test_instructions(machine_code):
     """dS is multiplied in fp32, and P is not taken apart. Of loops there are two, with masks and without. The causal
     kernel has the same configuration, and is compiled for test_kernels_sass.py too."""
-    causal = replace(USUAL, right=True)
-    assert plan(causal) == plan(USUAL)
-    kernel = max(sass.report(recipe(causal, plan(causal))), key=lambda k: k.smem)
+    assert plan(CAUSAL) == plan(USUAL)
+    kernel = max(machine_code, key=lambda k: k.smem)
     assert not kernel.count("HMUL2") and kernel.count("FMUL") >= 64 and kernel.count("MUFU.EX2") == 64
     assert kernel.waits < 0.25 * kernel.tensor and kernel.spill_loads == kernel.spill_stores == 0
 

@@ -6,6 +6,7 @@ import torch
 
 from tests.helpers.emulation import finish
 from tests.helpers.emulation.decode import BalancerOnCpu
+from tests.helpers.shipped import of_name
 from tkq.attention.decode import words
 from tkq.attention.decode.balance import MERGE, balanced, partial_cost
 from tkq.attention.decode.catalog import shipped
@@ -78,11 +79,12 @@ def test_the_kernel_divides_alike(monkeypatch, parts):
         assert torch.equal(made[words.STARTS:behind], want[words.STARTS:behind])
 
 
-def test_its_machine_code():
+@pytest.mark.machine_code(recipe=lambda: of_name(shipped(), "plan_decode-latent").recipe)
+def test_its_machine_code(machine_code):
     """All lanes of a warp ask together for what is the same in all of them: some alone would wait for ever."""
-    [kernel] = [kernel for kernel in shipped() if kernel.name == "plan_decode-latent"]
-    sass.assert_sass(kernel.recipe, kernel.expectation)
-    assert "BRA.DIV" in kernel.expectation.absent
+    wanted = of_name(shipped(), "plan_decode-latent").expectation
+    sass.assert_sass(machine_code, wanted)
+    assert "BRA.DIV" in wanted.absent
 
 
 def test_plans_that_are_divided_otherwise():

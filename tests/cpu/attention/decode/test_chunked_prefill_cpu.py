@@ -10,6 +10,7 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.chunked import FIELDS, function
 from tests.helpers.emulation.contract import misfit
+from tests.helpers.process.machine_code import entry_of
 from tkq.attention.decode import words
 from tkq.attention.decode.catalog import shipped
 from tkq.attention.decode.check import Call, Options
@@ -261,9 +262,10 @@ def test_plans_of_many_ragged_queries():
 
 
 @pytest.mark.parametrize("shown", [s for s in shipped() if "chunked" in s.name and s.quick], ids=lambda s: s.name)
-def test_the_machine_code(shown):
+@pytest.mark.machine_code(recipe=lambda shown: shown.recipe)
+def test_the_machine_code(shown, machine_code):
     """No local memory; wgmma is not serialised; registers as planned; copies by TMA."""
-    [kernel] = sass.assert_sass(shown.recipe, shown.expectation)
+    [kernel] = sass.assert_sass(machine_code, shown.expectation)
     _, cache, config = shown.recipe.args
     assert {n for _, n in kernel.setmaxreg} == {*config.registers}
     assert not kernel.count("LDL") and not kernel.count("STL") and kernel.stack == 0
@@ -275,7 +277,7 @@ def test_the_machine_code(shown):
 def test_softmax_lies_under_products():
     """In the loop without masks, exponentials come between the wait for S and that for P @ V, as in the forward."""
     shown = next(s for s in shipped() if "chunked" in s.name and s.quick)
-    [code] = sass.by_address(shown.recipe).values()
+    [code] = sass.by_address(entry_of(shown.recipe).path).values()
     lines = list(code.values())
     chains = [i for i, line in enumerate(lines) if "DEPBAR.LE gsb0, 0x1" in line]
     assert len(chains) == 2  # with masks and without
@@ -290,7 +292,7 @@ def test_blocks_with_all_keys_ask_once(box):
     """Between S and its exponentials, in the loop without masks, they select no scores and take one branch, as of a
     plain cache: behind the vote whether a max moves, which the block's word is a part of."""
     shown = next(s for s in shipped() if s.name == f"chunked_prefill-bf16-d128-pack4-paged{box}")
-    [code] = sass.by_address(shown.recipe).values()
+    [code] = sass.by_address(entry_of(shown.recipe).path).values()
     lines = list(code.values())
     begin = [i for i, line in enumerate(lines) if "DEPBAR.LE gsb0, 0x1" in line][-1]
     vote = next(j for j in range(begin, len(lines)) if "VOTE.ANY" in lines[j])

@@ -23,34 +23,34 @@ def _as_thread(thread, **names):
                  tk=SimpleNamespace(warp_id=lambda: thread // 32, lane_id=lambda: thread % 32),
                  cutlass=SimpleNamespace(select_=lambda some, a, b: a if some else b))
     of = float8_producer.Float8Producer
-    for function in (float8.row_copied, float8.vector, float8.rows_in_stage, float8.scales_of, float8.own,
-                     float8.own_columns, float8.widen_half, float8_producer.size_of, of.fetch, of.rotated):
+    for function in (float8.row_copied, float8.raw_chunk, float8.rows_in_stage, float8.scales_of, float8.widen_half,
+                     float8_producer.size_of, of.fetch, of.rotated):
         exec(textwrap.dedent(inspect.getsource(function)), found)
     return SimpleNamespace(**found)
 
 
 def _widened(half):
     """({shared address of 16 bytes: [(thread, order, the words and scale that they are made of)]}, {shared address of
-    16 e4m3: [(thread, order)]}), of all threads."""
+    16 e4m3: [(thread, order)]}), of all threads. All of a warp do alike, so that orders are those of the warp."""
     written, read = {}, {}
     for thread in range(128):
         order = itertools.count()
 
-        def store(at, words, thread=thread, order=order):
-            written.setdefault(at, []).append((thread, next(order), words))
+        def store(at, words, offset, thread=thread, order=order):
+            written.setdefault(at + offset, []).append((thread, next(order), words))
 
-        def load(at, thread=thread, order=order):
-            read.setdefault(at, []).append((thread, next(order)))
-            return [at + 4 * i for i in range(4)]
-        here = _as_thread(thread, load16_shared=load, store16=store, load_f32=lambda at: at,
+        def load(at, offset, thread=thread, order=order):
+            read.setdefault(at + offset, []).append((thread, next(order)))
+            return [at + offset + 4 * i for i in range(4)]
+        here = _as_thread(thread, load16_shared=load, store16=store, load_f32=lambda at, offset: at + offset,
                           scaled4=lambda word, scale: [(word, scale, 0), (word, scale, 1)])
         here.widen_half(here.scales_of(SMEM, STAGE), half, TILE, STAGE)
     return written, read
 
 
 def _raw(row, chunk):
-    """Where 16 columns of half of a row lie as they are."""
-    return STAGE_BYTES + row // 16 * 2048 + chunk // 8 * 2 * 8192 + float8.vector(row % 16, chunk % 8)
+    """Where 16 columns of half of a row lie as they are: in the row's last two panels."""
+    return STAGE_BYTES + 2 * 8192 + row // 16 * 2048 + float8.raw_chunk(row % 16, chunk)
 
 
 def _copied(name, *of):
@@ -81,13 +81,13 @@ def test_each_eight_columns_have_their_place(half):
         assert words == [(raw + 4 * word, scale, i) for word in range(2) for i in range(2)]
 
 
-def test_columns_are_widened_over_themselves():
-    """What is written where columns lie as they are is written by the thread that has read them."""
+def test_columns_are_widened_over_what_was_read():
+    """What is written where columns lie as they are is written by the warp that has read them, behind that."""
     written, read = _widened(0)
     assert sorted(read) == sorted(_raw(row, chunk) for row in range(64) for chunk in range(16))
     for place, [(thread, order)] in read.items():
         [(writer, when, _)] = written[place]
-        assert writer == thread and when > order
+        assert writer // 32 == thread // 32 and when > order
 
 
 @pytest.mark.parametrize("half", [0, 1])

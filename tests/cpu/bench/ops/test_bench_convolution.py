@@ -8,6 +8,7 @@ from bench.core.results import Bound
 from bench.ops import fft_conv
 from bench.ops.convolution import error_of
 from bench.peers.convolution import PEERS
+from bench.peers.fft_conv import PEERS as FFT_PEERS
 from bench.studies import fft_conv_errors
 
 
@@ -50,6 +51,15 @@ def test_long_convolutions_are_bound_beside_the_package_and_else_beside_torch():
             assert asked.instead.against == ("torch",) and asked.instead.at_least >= 3
         assert asked.bound == (asked.instead if tokens < 32768 else Bound(("FlashFFTConv",), {
             32768: 1.5, 262144: 2.0, 1048576: 2.5}[tokens]))
+
+
+def test_copies_take_what_their_section_is_given():
+    """Of the training one took a bias, failed, and no roof was judged."""
+    u, k, dy = torch.randn(2, 3, 8), torch.randn(3, 8), torch.ones(2, 3, 8)
+    copies = {op: FFT_PEERS[op]["copy"]() for op in FFT_PEERS}
+    assert torch.equal(copies["fft_conv"](u, k), u) and torch.equal(copies["fft_conv_circular"](u, k), u)
+    copied, added = copies["fft_conv_training"](u, k, dy)
+    assert torch.equal(copied, u) and torch.equal(added, u + 1)
 
 
 def test_errors_of_long_convolutions():

@@ -35,6 +35,17 @@ def exp2(x):
     return cute.math.exp2(x, fastmath=True)
 
 
+def z_factor(A_log):
+    """What a projection's number, and its bias, are multiplied by in `decay`."""
+    return -exp2(A_log * tk.LOG2E) * tk.LOG2E
+
+
+def decay(x, factor, bias, bound):
+    """exp(g) of a projection's number. factor: as `z_factor` makes it. bias: times factor. bound: to base 2."""
+    z = cute.math.fma(x, factor, bias)
+    return exp2(bound * cute.arch.rcp_approx(1.0 + exp2(z)))
+
+
 class Mine(NamedTuple):
     """Of a lane. factor: -exp(A_log), and bias times that, of its columns, to base 2. at: where its words of a token
     are in units, in pairs of words, for tokens that the swizzle moves alike. apart: from there to where they are in a
@@ -74,7 +85,7 @@ class Blocks:
         lane, warp = tk.lane_id(), tk.warp_id() % 4
         mine = Mine(*[cute.make_rmem_tensor((n,), kind)
                       for n, kind in ((1, Float32), (OF_LANE, Float32), (8, Int32), (1, Int32), (2, Float32))])
-        mine.factor[0] = -exp2(g.own.A_log[t.head] * tk.LOG2E) * tk.LOG2E
+        mine.factor[0] = z_factor(g.own.A_log[t.head])
         for e in cutlass.range_constexpr(OF_LANE):
             mine.bias[e] = g.own.bias[t.head * COLUMNS + OF_LANE * lane + e] * mine.factor[0]
         for moved in cutlass.range_constexpr(8):
@@ -164,11 +175,7 @@ class Blocks:
     def decays(self, g, mine, words, there):
         """Of a lane's columns at a token; 1 behind the sequence's end."""
         bound = cutlass.select_(there, g.own.bound * tk.LOG2E, Float32(0.0))
-        found = []
-        for e, x in enumerate(unpacked_four(words)):
-            z = cute.math.fma(x, mine.factor[0], mine.bias[e])
-            found.append(exp2(bound * cute.arch.rcp_approx(1.0 + exp2(z))))
-        return found
+        return [decay(x, mine.factor[0], mine.bias[e], bound) for e, x in enumerate(unpacked_four(words))]
 
     @cute.jit
     def put_behind(self, s, found: Constexpr, team):

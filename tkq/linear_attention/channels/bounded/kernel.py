@@ -14,7 +14,8 @@ from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.channels.bounded.blocks import Blocks
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS, BoundedConfig
 from tkq.linear_attention.channels.bounded.state import BoundedState
-from tkq.linear_attention.channels.parts import Task, chunks
+from tkq.linear_attention.channels.bounded.walk import Walks
+from tkq.linear_attention.channels.parts import Task
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.units import UnitShared
 from tkq.linear_attention.channels.whole import STEPS, WholeShared
@@ -31,7 +32,8 @@ TEAM_BARRIER = 4  # named barriers: of the scores' warpgroups, one each, behind 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv. x: (B, S, HO, K), as q: what
     gates are made of. beta: (B, S, HO). A_log: (HO,), bias: (HO * K,), fp32. initial, final: (B, HO, K, V) or None.
-    cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N."""
+    cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N.
+    reach: None, or (B, N - 1, HO) int32, of N segments of each sequence (see `walk.Walks`)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -44,6 +46,7 @@ class Operands(NamedTuple):
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
+    reach: Optional[cute.Tensor]
 
 
 class OfGates(NamedTuple):
@@ -94,7 +97,8 @@ class BoundedAttention:
         self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
         self.units = Units(COLUMNS, self.dtype)
         self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
-        self.state = BoundedState(spec, self.sequences, self.units, config.piece)
+        self.walks = Walks(spec)
+        self.state = BoundedState(spec, (self.sequences, self.units, self.walks), config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -110,7 +114,8 @@ class BoundedAttention:
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K),
                             any_strides(spec.delta, (B, S, HO)), fake.tensor("fp32", (HO,), align=4),
                             fake.tensor("fp32", (fake.sym(divisibility=COLUMNS),)), any_strides(spec.initial, states),
-                            any_strides(spec.final, states), numbers(spec.packed))
+                            any_strides(spec.final, states), numbers(spec.packed),
+                            fake.tensor("int32", (B, fake.sym(), HO), align=4) if spec.reach else None)
         return operands.q, tuple(operands[1:]), Float32(1.0), Float32(0.0)
 
     @cute.jit
@@ -123,8 +128,10 @@ class BoundedAttention:
             q=at.loads(q, self.units.type), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile),
             o=at.stores(o, self.v_tile), x=at.loads(x, self.units.type), beta=of.beta, initial=of.initial,
             final=of.final, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
-            heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, own=OfGates(of.A_log, of.bias, bound))
-        self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], at.blocks(of.q, of.cu)],
+            heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, reach=of.reach,
+            own=OfGates(of.A_log, of.bias, bound))
+        blocks = self.walks.blocks(at.blocks(of.q, of.cu), of.reach)
+        self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], blocks],
                               block=[tk.WARPGROUP * (TEAMS + n), 1, 1], stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -143,22 +150,24 @@ class BoundedAttention:
                    al.pipe(TEAMS, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
+        block, segment = self.walks.sequence(g, block)
         g, batch, state, tokens = self.sequences.of_block(g, block)
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, state, tokens)
         some, many = self.config.registers
-        tk.assign((tk.Role(lambda team: self.make_scores(g, s, t, team), some, TEAMS),
-                   tk.Role(lambda wg: self.state.keep(g, s, t, wg), many, n)))
+        tk.assign((tk.Role(lambda team: self.make_scores(g, s, t, (segment, team)), some, TEAMS),
+                   tk.Role(lambda wg: self.state.keep(g, s, t, (segment, wg)), many, n)))
 
     @cute.jit
-    def make_scores(self, g, s, t, team):
-        """By a team: what the state needs of every other chunk."""
+    def make_scores(self, g, s, t, of):
+        """By a team: what the state needs of every other chunk. of: the segment, the team."""
+        segment, team = of
+        walk = self.walks.of_block(g, t, segment)
         ring = tk.ring(TEAMS, team)  # of tokens and of what is made of them
         if tk.warp_id() % 4 == 0:
             tk.prefetch(g.q, g.k, g.v, g.x)
         mine = self.blocks.begin(g, t)
-        self.blocks.ask(g, t, team, mine)
-        for i in cutlass.range((chunks(self.spec, g, t) + (TEAMS - 1) - team) // TEAMS, unroll=1):
-            chunk = TEAMS * i + team
+        self.blocks.ask(g, t, walk.first + team, mine)
+        for chunk in cutlass.range(walk.first + team, walk.end, TEAMS, unroll=1):
             if tk.warp_id() % 4 == 0:
                 self.load(g, s, t, chunk, ring)
             s.tokens.wait(ring)

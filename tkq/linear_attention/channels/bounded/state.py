@@ -40,8 +40,10 @@ class BoundedState:
     and from block to block S is multiplied by what lies between two middles (steps). The inverse is an operand in two
     parts. A block's values are read, and its outputs written, when they are needed: there are no registers for more."""
 
-    def __init__(self, spec: Any, sequences: Any, units: Any, piece: int):
-        self.spec, self.sequences, self.units, self.piece = spec, sequences, units, piece
+    def __init__(self, spec: Any, parts: Any, piece: int):
+        """parts: the kernel's `Sequences`, `Units` and `Walks`."""
+        self.spec, self.piece = spec, piece
+        self.sequences, self.units, self.walks = parts
 
     def registers(self) -> Held:
         """Room for them."""
@@ -49,15 +51,14 @@ class BoundedState:
                     tk.rt_fl(2 * EDGE), *[tk.rt_fl(EDGE) for _ in range(2)], *[tk.cv(EDGE) for _ in range(2)])
 
     @cute.jit
-    def keep(self, g, s, t, wg):
-        """All chunks of a task, by the wg-th of the state's warpgroups."""
+    def keep(self, g, s, t, of):
+        """All chunks of a walk, by the wg-th of the state's warpgroups. of: the segment, wg."""
+        segment, wg = of
+        walk = self.walks.of_block(g, t, segment)
         c, row0, leader = self.registers(), (t.part + wg) * CHUNK, tk.warp_id() % 4 == 0
         ring = s.tokens.ring()  # of what is made of them, too
-        if const_expr(self.spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
-        for chunk in cutlass.range(chunks(self.spec, g, t), unroll=1):
+        self.begin(c, g, t, walk, row0)
+        for chunk in cutlass.range(walk.first, walk.end, unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(ring)
             if leader:
@@ -69,14 +70,35 @@ class BoundedState:
             mul_columns(c.s, self.step(s, BLOCKS, ring.stage))
             tk.publish()
             tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-            if leader:
+            if self.walks.keeps(leader, walk, chunk):
                 tk.store_async(g.o, s.o[wg], (t.batch, t.head, chunk, t.part + wg))
             s.tokens.release(ring)
             s.scores.release(ring)
             ring.advance()
         if const_expr(self.spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            self.end(c, g, t, walk, row0)
         tk.store_wait(read=False)
+
+    @cute.jit
+    def begin(self, c, g, t, walk, row0):
+        """The first state; zeros in front of a segment."""
+        if const_expr(self.spec.initial is None or self.walks.there):
+            tk.zero(c.s)
+        if const_expr(self.spec.initial is not None):
+            if const_expr(self.walks.there):
+                if walk.first == 0:
+                    tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+            else:
+                tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+
+    @cute.jit
+    def end(self, c, g, t, walk, row0):
+        """The last state, by the block that has the last chunk."""
+        if const_expr(self.walks.there):
+            if walk.end == chunks(self.spec, g, t) and walk.first < walk.end:
+                tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+        else:
+            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
 
     def add(self, c, s, block, at):
         """A block's outputs, and the state behind it. at: the stage, the warpgroup."""
