@@ -1,10 +1,6 @@
 """PTX where the DSL has no operation for it: the one file that imports the DSL's private modules, whose places may
 change between its versions."""
 from cutlass import Float32, Int32, Int64
-
-
-@dsl_user_op
-from cutlass import Float32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -53,7 +49,9 @@ def bit_if_equal(bits: Int32, n: int, a: Float32, b: Float32, *, loc=None, ip=No
     """bits, with bit n where a == b: two instructions."""
     text = f"{{ .reg .pred p; setp.eq.f32 p, $2, $3; mov.b32 $0, $1; @p or.b32 $0, $0, {1 << n}; }}"
     return Int32(ptx((bits, a, b), text, "=r,r,f,f", loc, ip, T.i32(), pure=True))
-=======
+
+
+@dsl_user_op
 def product_toward_zero(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """a b, rounded toward 0: of finite numbers it is finite, beyond fp32 the largest one."""
     return Float32(ptx((a, b), "mul.rz.f32 $0, $1, $2;", "=f,f,f", loc, ip, T.f32(), pure=True))
