@@ -22,7 +22,6 @@ from tkq.testing import sass
 
 BF16, F32 = torch.bfloat16, torch.float32
 NAMES = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
 def make(S=200, D=64, F=32, B=2, H=3, dtype=BF16, sharp=1.0):
