@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -43,6 +44,7 @@ PACKAGES = (
     "causal-conv1d",
     "accelerated-scan",
 )
+WHEELS = {"flash-kda": "tokenspeed-flashkda", "deep-gemm": "tokenspeed-deepgemm"}  # by which some are installed
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,11 @@ def _relative(argument: str) -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    for name in (package, WHEELS.get(package)):
+        if name:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                return metadata.version(name)
+    return None
 
 
 @dataclass(frozen=True)

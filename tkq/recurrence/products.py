@@ -10,7 +10,7 @@ from tkq.tile import assembly
 
 
 def times(x, y, parts):
-    """x y, of so many numbers. x and y may have one where parts is two: it is exact then."""
+    """x times y as `parts` numbers. A factor of one number is exact where parts is two."""
     high = assembly.product_toward_zero(x[0], y[0])
     if parts == 1:
         return [high]

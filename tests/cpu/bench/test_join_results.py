@@ -1,5 +1,6 @@
 """Runs of a bench as one file."""
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
@@ -68,3 +69,14 @@ def test_files(tmp_path):
         Report(HERE, [case(section, 1.0)]).save(path)
     assert main([*map(str, parts), "--out", str(out)]) == 0
     assert [c.section for c in Report.from_json(out.read_text()).cases] == ["large", "few"]
+
+
+def test_versions_of_packages_that_wheels_name_otherwise(monkeypatch):
+    def version(name):
+        if name != "tokenspeed-flashkda":
+            raise metadata.PackageNotFoundError(name)
+        return "0.0.1"
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = Environment.here().versions
+    assert found["flash-kda"] == "0.0.1" and found["deep-gemm"] is None and found["torch"] is None

@@ -10,7 +10,6 @@ from tkq.testing import sass
 
 # users would see the DSL's warning at a first call: a loop within a loop avoids it
 pytestmark = pytest.mark.filterwarnings("error:This static loop has")
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
 @pytest.mark.parametrize("name", ["based-bf16-v64", "based-bf16-v64-states", "based_dk-bf16-v64",

@@ -13,7 +13,6 @@ from tkq.testing import sass
 
 # users would see the DSL's warning at a first call: a loop within a loop avoids it
 pytestmark = pytest.mark.filterwarnings("error:This static loop has")
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 # Of each there is one that has its code and as few registers to spare, or fewer: here with packed sequences or as the
 # other half of a gradient, of the forward that of Mamba-2 in packed sequences, test_ssd_compiles.py.
 HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-v128-token-states",

@@ -20,7 +20,7 @@ def shuffled(x, lane):
 
 @pytest.fixture
 def kernel(request, monkeypatch):
-    """Of so many lanes a line, forward or backward."""
+    """A `LineScan` with `lanes` lanes a line, forward or backward."""
     lanes, backward = request.param
     spec = ScanSpec("fp32", V, "time", gradients="both" if backward else None)
     made = lines.LineScan(spec, ScanConfig(V * PIECES, 1, lanes=lanes))

@@ -11,8 +11,6 @@ from tkq.recurrence.plan import BLOCKS, plan, widest
 from tkq.recurrence.spec import LAYOUTS, ScanSpec, vectors
 from tkq.testing import sass
 
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
-
 
 @pytest.mark.parametrize("dtype, layout", list(itertools.product(("bf16", "fp16", "fp32"), LAYOUTS)))
 def test_every_spec_has_a_plan(dtype, layout):

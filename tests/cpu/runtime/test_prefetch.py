@@ -26,6 +26,8 @@ try:
     handle.wait(0.01)
 except TimeoutError as error:
     assert "after 0.01 s" in str(error) and not handle.done
+else:
+    sys.exit("two kernels were compiled in 0.01 s")
 print(handle.wait(100))
 assert handle.done and handle.wait() == handle.wait(1)
 """

@@ -17,7 +17,7 @@ SCALE, BOUND = K**-0.5, -5.0
 
 
 def edge_of(S, count):
-    """The first token of the second of so many segments."""
+    """The first token of the second of `count` segments."""
     chunks = (S + 63) // 64
     return 64 * ((chunks + count - 1) // count)
 

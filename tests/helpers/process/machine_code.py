@@ -4,7 +4,7 @@ import functools
 from tkq.runtime.compile import build, launches
 from tkq.warmup import catalog
 
-SUFFIX = ".cubin"
+SUFFIX = "-code.o"  # as the cache names entries; nothing else looks for it
 
 
 def entry_of(recipe):

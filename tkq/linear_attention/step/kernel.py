@@ -79,7 +79,8 @@ class LinearStep:
 
     A warp has a slice of V of one head of one sequence, all of K, in registers: it reads its part of the state once and
     writes it once, and no warp waits for another. There is no shared memory. Of many states, and one token, the warps
-    of a block share a slice that is wider, so that they read whole rows of it; they meet once, in `WarpSums`.
+    of a block share a slice that is wider, each with rows of its own, so that an access takes more of a row; they meet
+    once, in `WarpSums`.
 
         row of the pool | q, k, v, gates of the first token -> the state, all loads at once
         token           | those of the next -> S'k and S'q, sums over K by shuffles -> u, o, S
@@ -165,6 +166,7 @@ class LinearStep:
         row = self.first_row(g, at)
         if const_expr(self.config.read_ahead or not self.spec.several):
             self.read(g, at, Int32(0), held)
+        # The row is the sequence's: all warps of a block meet behind this branch, or none.
         if row >= 0:
             self.steps(g, at, row, held, memory)
         else:

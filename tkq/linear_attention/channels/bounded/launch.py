@@ -76,7 +76,7 @@ def segments_of(given: BoundedGiven) -> int:
 
 
 def in_segments(given: BoundedGiven, scale: float, count: int) -> tuple[Tensor, Tensor | None]:
-    """As `launch`, with so many segments of each sequence."""
+    """`launch` with `count` segments per sequence."""
     q, k, v, x, beta, A_log, bias, bound, initial, final, cu, v_first = given
     o = torch.empty(v.shape, device=v.device, dtype=v.dtype)
     state = no_states(q, v, cu, v_first, torch.float32, v.shape[2]) if final else None
@@ -100,7 +100,7 @@ def reach_of(given: BoundedGiven, count: int) -> Tensor:
 
 
 def spec_of(given: BoundedGiven, count: int = 1) -> ChannelSpec:
-    """Of a launch, of so many segments of each sequence."""
+    """The spec of a launch with `count` segments per sequence."""
     beta, initial, cu = (x if x is None else dtypes.name_of(x.dtype) for x in (given.beta, given.initial, given.cu))
     return ChannelSpec(dtypes.name_of(given.q.dtype), given.q.shape[3], given.v.shape[3], initial,
                        "fp32" if given.final else None, delta=beta, packed=cu, unit=True, bounded=True,

@@ -11,7 +11,7 @@ from tkq.linear_attention.config import ALL
 
 
 class Walk(NamedTuple):
-    """From the first chunk to the one in front of end; outputs are kept from the chunk `kept` on."""
+    """The chunks [first, end) of a block. Outputs are stored from the chunk `kept` on: those before make the state."""
 
     first: Any
     kept: Any
