@@ -64,7 +64,6 @@ from .memory import (
     copy_async,
     copy_async_arrive,
     gl,
-    load_ahead,
     load_async,
     load_elements,
     prefetch,

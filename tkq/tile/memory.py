@@ -210,14 +210,6 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
 
 
-def load_ahead(dst: SharedTile, src: gl, coord):
-    """Bring what ``load_async(dst, src, coord, ..)`` would load into L2: for tiles that have no room yet. dst: any tile
-    of that type, which stays as it is. One whole warp."""
-    _descriptor("load_ahead", src)
-    _, g = src._partition("load_async", dst, coord)
-    cute.prefetch(src.atom, g)
-
-
 def _counted(sem, dst):
     """What a load brings counts for the stage that ``Pipe.acquire`` has announced."""
     if not isinstance(sem, Acquired):

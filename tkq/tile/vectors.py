@@ -4,8 +4,6 @@ from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
 from cutlass.cutlass_dsl import dsl_user_op
 
-from .assembly import ptx
-
 
 @dsl_user_op
 def domain_offset_i64(coord, tensor: cute.Tensor, *, loc=None, ip=None) -> cute.Tensor:
@@ -24,12 +22,6 @@ def domain_offset_i64(coord, tensor: cute.Tensor, *, loc=None, ip=None) -> cute.
 def run_at(m, coord, n: int):
     """The n neighbours of m from `coord` on, in the last mode; the address is computed in 64 bits."""
     return cute.make_tensor(domain_offset_i64(coord, m).iterator, cute.make_layout(n))
-
-
-@dsl_user_op
-def prefetch(src: cute.Tensor, *, loc=None, ip=None):
-    """The line of 128 bytes that src begins in, of global memory, into L2."""
-    ptx((Int64(src.iterator.toint(loc=loc, ip=ip)),), "prefetch.global.L2 [$0];", "l", loc, ip)
 
 
 def load(src, once: bool = False):

@@ -54,7 +54,7 @@ def of_queries(spec: GradientSpec) -> Expectation:
     The window's: delta, scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 3 * tokens + 5 * columns + 4 * tokens, instructions=(*LOADS, "UTMAPF"),
+    return Expectation(tensor=4 * columns + 3 * tokens + 5 * columns + 4 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 
@@ -64,5 +64,5 @@ def of_keys(spec: GradientSpec) -> Expectation:
     queries; the map's gradient, of both dy."""
     few, some, many = KeyConfig().registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 5 * tokens + 4 * columns + 6 * tokens, instructions=(*LOADS, "UTMAPF"),
+    return Expectation(tensor=4 * columns + 5 * tokens + 4 * columns + 6 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

@@ -24,17 +24,13 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: how many chunks
-    ahead of their loads tiles are brought into L2: there is no room for them in shared memory."""
+    """registers: of a thread of producer and sender, of the sides' warpgroups and of the window's."""
 
     registers: tuple = (24, 192, 104)
-    ahead: int = 2
 
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's. ahead: as `QueryConfig` has
-    it."""
+    """registers: of a thread of producer and senders, of the sides' warpgroups and of the window's."""
 
     registers: tuple = (24, 160, 168)
-    ahead: int = 2

@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, numbers_ahead
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -32,23 +32,24 @@ class QueryGradients:
     share and the factors' gradients are sums of rows: `window_rows`. A block has one head of one sequence and walks
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
     each chunk takes from shared memory, rounded, and dy's part. The third has the window, the keys of the chunk before
-    first, as those of the chunk itself come last, and adds up dq. delta is its, too: the diagonal of O dO'.
+    first, as those of the chunk itself come last, and adds up dq. delta is the diagonal of O dO': each side makes it.
 
       producer (a warp)   maps; X A, Y B of a chunk | of the next | ..
-      sides (2)           S A' -> dy; W' += dy' X; f(Y), S += f(Y)' B of the chunk before; X W of the next | ..
-      window (1)          O A': delta; X Y', A B' of the chunk before, of the own: ds; dy W' + ds Y -> dq | ..
+      sides (2)           O A', S A' -> dy; f(Y) of the chunk before; W' += dy' X, S += f(Y)' B; X W of the next | ..
+      window (1)          X Y', A B' of the chunk before, of the own: ds; dy W' + ds Y -> dq | ..
+      sender (a warp)     dq | ..
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
       queries   2        producer's bytes (1)         warps of sides and window (12): X; behind the last chunk zeros
       gradients 1        producer's bytes (1)         the same (12): A
-      outputs   1        producer's bytes (1)         warps of the window (4): O
+      outputs   1        producer's bytes (1)         warps of the sides (8): O
       keys      2        producer's bytes (1)         the same (12), a chunk later: Y; first zeros, of no chunk
       values    2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
-      deltas    1        warps of the window (4)      warps of the sides (8)
+      deltas    1        warps of the first side (4)  warps of the window (4)
       dys       1        warps of the sides (8)       warps of sides and window (12): dy and less of both sides
+      outs      1        warps of the window (4)      sender (1): dq
 
-    There is no room for tiles of another chunk: the producer brings them into L2, `config.ahead` chunks ahead.
     A side's features of keys lie where its S was, once all warps of both sides have multiplied by S, which dys tells;
     dq leaves by the room of ds.
     """
@@ -105,17 +106,35 @@ class QueryGradients:
                    state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, parts,
                    al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
                    al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, SIDE_WARPS, producers=WARPS),
-                   al.pipe(1, 0, all_warps, producers=SIDE_WARPS))
+                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, WARPS, producers=WARPS),
+                   al.pipe(1, 0, all_warps, producers=SIDE_WARPS), al.pipe(1, 0, 1, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
-                                                  s.deltas, s.dys)])
+                                                  s.deltas, s.dys, s.outs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, many, some = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=2),
                    tk.Role(lambda side: self.side.run(g, s, t, side), many, SIDES),
                    tk.Role(lambda _: self.window.run(g, s, t), some)))
+
+    @cute.jit
+    def serve(self, g, s, t):
+        if tk.warp_id() == 0:
+            self.produce(g, s, t)
+        else:
+            self.send(g, s, t)
+
+    @cute.jit
+    def send(self, g, s, t):
+        outs = s.outs.ring()
+        for i in cutlass.range(t.chunks, unroll=1):
+            s.outs.wait(outs)
+            tk.store_async(g.dx, s.out[0], (t.batch, t.head, i, 0))
+            tk.store_wait()
+            s.outs.release(outs)
+            outs.advance()
+        tk.store_wait(read=False)
 
     @cute.jit
     def produce(self, g, s, t):
@@ -128,21 +147,12 @@ class QueryGradients:
         self.load(g.x, s.x, s.queries, queries, t, 0)
         self.load(g.y, s.y, s.keys, keys, t, t.chunks)
         self.load(g.b, s.b, s.values, values, t, t.chunks)
-        for i in cutlass.range_constexpr(1, self.config.ahead):
-            self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.o, s.o, s.outputs, outputs, t, i)
             self.load(g.a, s.a, s.gradients, gradients, t, i)
             self.load(g.b, s.b, s.values, values, t, i)
             self.load(g.y, s.y, s.keys, keys, t, i)
             self.load(g.x, s.x, s.queries, queries, t, i + 1)
-
-    def load_ahead(self, g, s, t, i):
-        """A chunk's tiles and its rows' numbers into L2; no tiles behind the last chunk."""
-        for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.o, s.o), (g.x, s.x)):
-            tk.load_ahead(tiles[0], x, (t.batch, t.head, i, 0))
-        numbers_ahead((g.inverse, g.most), t, i, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

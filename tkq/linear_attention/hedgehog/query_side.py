@@ -81,11 +81,21 @@ class SidePart:
 
     @cute.jit
     def take_state(self, s, c, side, tokens):
-        """d = what a chunk has of the state, which is rounded; e: the softmax of its y."""
+        """delta, of the first side for the window, too; d = what a chunk has of the state, which is rounded; e: the
+        softmax of its y."""
         one = tk.Ring(tokens.count, 1)
-        put_state(s, c, side)
         s.gradients.wait(one)
+        s.outputs.wait(one)
+        tk.mm_ABt(c.d, s.o[0], s.a[0])
+        put_state(s, c, side)
+        tk.mma_wait(0)
+        s.outputs.release(one)
+        diagonal(c.delta, c.d)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
+        if side == 0:
+            s.deltas.acquire_empty(one)
+            tk.store_rows(s.delta[None, 0], c.delta, 0, CHUNK)
+            s.deltas.commit(one)
         side_softmax(c, side)
         tk.mma_wait(0)
         s.gradients.release(one)
@@ -94,10 +104,6 @@ class SidePart:
     def put_gradients(self, s, c, side, tokens):
         """dy and less of one side."""
         one = tk.Ring(tokens.count, 1)
-        s.deltas.wait(one)
-        for r in cutlass.range_constexpr(2):
-            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
-        s.deltas.release(one)
         self.add_features(s, c, side)
         s.dys.acquire_empty(one)
         dy = tk.rt(FEATURES, self.dtype)
@@ -138,20 +144,33 @@ class SidePart:
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
         s.keys.wait(before)
         tk.mm_AB(c.e, s.y[before.stage], s.maps[1])
-        s.dys.wait(one)
-        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
-        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)
-        tk.mma_wait(2)
+        tk.mma_wait(0)
         s.keys.release(before)
         side_softmax(c, side)
         tk.apply(c.e, least, c.e)
-        tk.mma_wait(0)
-        s.dys.release(one)
-        s.queries.release(tokens)
+        s.dys.wait(one)
+        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
+        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)
         put_features(s, c, side, c.ones, i > 0)
         s.values.wait(before)
         tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
         self.begin_y(s, c, following(tokens))
+        tk.mma_wait(2)
+        s.dys.release(one)
+        s.queries.release(tokens)
         tk.mma_wait(0)
         s.values.release(before)
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and parts have been read
+
+
+def diagonal(v: tk.RowVec, x: tk.RegTile):
+    """v[i] = x[i, i], x: 64 x 64. Whole warps."""
+    lane, warp, view = tk.lane_id(), tk.warp_id() % 4, x.rows_view
+    for r in range(2):
+        found = Float32(0.0)
+        for n in range(4):
+            for odd in range(2):
+                here = (warp == n) & (lane // 4 % 2 == odd)
+                found = cutlass.select_(here, view[r, 4 * n + 2 * r + odd], found)
+        v.tensor[r] = cutlass.select_(lane % 4 == lane // 8, found, Float32(0.0))
+    tk.quad_sum(v)

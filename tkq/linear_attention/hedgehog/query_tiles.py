@@ -80,3 +80,4 @@ class Shared:
     values: tk.Pipe
     deltas: tk.Pipe
     dys: tk.Pipe
+    outs: tk.Pipe

@@ -1,4 +1,4 @@
-"""The window of the queries' kernel: the part that has scores of the window, adds up dq, and makes delta."""
+"""The window of the queries' kernel: the part that has scores of the window, and adds up dq."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.sides import near_power
 from tkq.linear_attention.hedgehog.spec import GradientSpec
@@ -37,7 +38,7 @@ def anew(t: Task) -> Task:
 
 
 class WindowPart:
-    """Of 64 tokens after the others: ds, dq, the factors' gradients; of those that come next delta."""
+    """Of 64 tokens after the others: ds, dq, the factors' gradients."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
@@ -50,13 +51,19 @@ class WindowPart:
         s.map_pipe.wait(s.map_pipe.ring())
         s.keys.wait(s.keys.ring())
         s.values.wait(s.values.ring())
+        factors = g.linear[t.head], g.window[t.head]
+        self.ask(g, t, c, 0)
         for i in cutlass.range(t.chunks, unroll=1):
             before = tk.Ring(tokens.count, s.keys.stages)
             self.make_scores(g, s, t, c, (tokens, before), i)
-            self.lower_largest(g, s, t, c, tokens, i)
+            self.lower_largest(s, c, tokens, factors, g.scale)
             self.put_queries(g, s, t, c, (tokens, before), i)
             tokens.advance()
-        tk.store_wait(read=False)
+
+    def ask(self, g, t, c, i):
+        """Rows' numbers of a chunk, which come while others are worked on."""
+        tk.load_rows(c.rows.most, g.most[t.batch, None, t.head], i * CHUNK, g.tokens)
+        tk.load_rows(c.rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
 
     # ---- scores ----------------------------------------------------------------------------------
 
@@ -65,22 +72,19 @@ class WindowPart:
         """ds of both chunks' keys, but for what the largest get less, to shared memory."""
         (tokens, before), rows, here = rings, c.rows, anew(t)
         one, now = tk.Ring(tokens.count, 1), following(before)
-        tk.load_rows(rows.most, g.most[here.batch, None, here.head], i * CHUNK, g.tokens)
-        tk.load_rows(rows.inverse, g.inverse[here.batch, None, here.head], i * CHUNK, g.tokens)
         tk.mul(rows.weight, rows.inverse, g.window[t.head] * (g.scale * LN2))
         for vector in (rows.total, rows.of_do, rows.count):
             tk.zero(vector)
-        if tk.warp_id() % 4 == 0:
-            tk.store_wait()
-        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # dq of the chunk before has left the room of ds
         s.queries.wait(tokens)
         s.gradients.wait(one)
-        s.outputs.wait(one)
-        tk.mm_ABt(c.dp, s.o[0], s.a[0])
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[before.stage])
-        tk.mma_wait(1)
-        self.put_deltas(g, s, here, c, one, i)
         tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
+        s.outs.acquire_empty(one)  # dq of the chunk before has left the room of ds
+        s.deltas.wait(one)
+        for r in cutlass.range_constexpr(2):
+            rows.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
+        s.deltas.release(one)
+        tk.store_rows(g.delta[here.batch, None, here.head], rows.delta, i * CHUNK, g.tokens)
         tk.mma_wait(1)
         if i == 0:
             tk.neg_infty(c.x)
@@ -91,20 +95,9 @@ class WindowPart:
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[now.stage])
         tk.mm_ABt(c.dp, s.a[0], s.b[now.stage])
         tk.mma_wait(1)
-        tk.right_fill(c.x, 1, -Float32.inf, diagonal=True)
+        hide_later(c.x)
         self.put_scores(g, s, c, 0)
         s.gradients.release(one)
-
-    @cute.jit
-    def put_deltas(self, g, s, here, c, one, i):
-        """delta, the diagonal of dp = O dO', to shared and to global memory."""
-        delta = c.rows.delta
-        diagonal(delta, c.dp)
-        s.outputs.release(one)
-        s.deltas.acquire_empty(one)
-        tk.store_rows(s.delta[None, 0], delta, 0, CHUNK)
-        s.deltas.commit(one)
-        tk.store_rows(g.delta[here.batch, None, here.head], delta, i * CHUNK, g.tokens)
 
     def put_scores(self, g, s, c, n):
         rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
@@ -116,40 +109,45 @@ class WindowPart:
         tk.store(s.ds[n], narrow)
 
     @cute.jit
-    def lower_largest(self, g, s, t, c, tokens, i):
-        """ds, once both sides have told less; the factors' gradients, to global memory."""
-        rows, here, one = c.rows, anew(t), tk.Ring(tokens.count, 1)
+    def lower_largest(self, s, c, tokens, factors, scale):
+        """ds, once both sides have told less; what the factors' gradients and `share` are made of takes the place of
+        rows' numbers, until it leaves."""
+        rows, one = c.rows, tk.Ring(tokens.count, 1)
         s.dys.wait(one)
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r
             rows.less.tensor[r] = s.less[row, 0] + s.less[row, 1]
-        numbers(rows, (g.linear[here.head], g.window[here.head]), lambda n, x: tk.store_rows(
-            g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens))
-        tk.store_rows(g.share[here.batch, None, here.head], rows.found, i * CHUNK, g.tokens)
-        tk.mul(rows.found, rows.found, g.scale * LN2)
+        numbers(rows, factors, lambda n, x: keep((rows.most, rows.inverse)[n], x))
+        keep(rows.far, rows.found)
+        tk.mul(rows.found, rows.found, scale * LN2)
         cute.arch.sync_warp()  # a warp's rows are its own
-        for n in cutlass.range_constexpr(2):
-            self.lower(s.ds[n].tensor, c.largest[n], rows.found)
+        self.lower(s.ds, c.largest, rows.found)
         tk.publish()
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
 
     @cute.jit
-    def lower(self, tile, bits, less):
-        """Those of a tile's elements that have a bit."""
-        while bits != 0:
+    def lower(self, tiles, largest, less):
+        """Those of both tiles' elements that have a bit."""
+        own, past = largest[0], largest[1]
+        while (own | past) != 0:
+            of_own = own != 0
+            bits = cutlass.select_(of_own, own, past)
             n = cute.arch.popc((bits & -bits) - 1)
             r, j = n // COLUMNS, n % COLUMNS
             row, col = tk.first_row() + 8 * r, tk.first_col() + 8 * (j // 2) + j % 2
             one = cutlass.select_(r == 0, less.tensor[0], less.tensor[1])
+            tile = tiles[cutlass.select_(of_own, Int32(0), Int32(1))].tensor
             tile[row, col] = self.dtype(Float32(tile[row, col]) - one)
-            bits = bits & (bits - 1)
+            rest = bits & (bits - 1)
+            own = cutlass.select_(of_own, rest, own)
+            past = cutlass.select_(of_own, past, rest)
 
     # ---- queries -----------------------------------------------------------------------------------
 
     @cute.jit
     def put_queries(self, g, s, t, c, rings, i):
-        """dq to global memory."""
-        (tokens, before), maps = rings, s.maps
+        """dq to shared memory, from which it leaves; rows' numbers to global memory, and the next chunk's from it."""
+        (tokens, before), maps, rows, here = rings, s.maps, c.rows, anew(t)
         one, now = tk.Ring(tokens.count, 1), following(before)
         tk.mm_ABt(c.dq, s.dy[0], maps[0])
         tk.mma_ABt(c.dq, s.dy[1], maps[0])
@@ -159,25 +157,40 @@ class WindowPart:
         tk.mma_AB(c.dq, s.ds[0], s.y[now.stage])
         tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
         s.queries.release(tokens)
+        for n, x in enumerate((rows.most, rows.inverse)):
+            tk.store_rows(g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens)
+        tk.store_rows(g.share[here.batch, None, here.head], rows.far, i * CHUNK, g.tokens)
+        self.ask(g, here, c, i + 1)
         tk.mma_wait(0)
         s.dys.release(one)
         s.keys.release(before)
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # ds has been read
         tk.store(s.out[0], c.dq)
         tk.publish()
-        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
-        if tk.warp_id() % 4 == 0:
-            tk.store_async(g.dx, s.out[0], (t.batch, t.head, i, 0))
+        s.outs.commit(one)
 
 
-def diagonal(v: tk.RowVec, x: tk.RegTile):
-    """v[i] = x[i, i], x: 64 x 64. Whole warps."""
-    lane, warp, view = tk.lane_id(), tk.warp_id() % 4, x.rows_view
+def keep(to: tk.RowVec, x: tk.RowVec):
+    """to = x."""
     for r in range(2):
-        found = Float32(0.0)
-        for n in range(4):
-            for odd in range(2):
-                here = (warp == n) & (lane // 4 % 2 == odd)
-                found = cutlass.select_(here, view[r, 4 * n + 2 * r + odd], found)
-        v.tensor[r] = cutlass.select_(lane % 4 == lane // 8, found, Float32(0.0))
-    tk.quad_sum(v)
+        to.tensor[r] = x.tensor[r]
+
+
+@cute.jit
+def hide_later(x: tk.RegTile):
+    """-inf for columns behind the row's own. x: 64 x 64. Each warp of a warpgroup has code for its own rows: comparisons
+    would be made ahead, and kept as bits of a register."""
+    for warp in cutlass.range_constexpr(WARPS):
+        if tk.warp_id() % WARPS == warp:
+            _hide_later(x, warp)
+
+
+def _hide_later(x, warp):
+    view = x.rows_view
+    for r in range(2):
+        edge = 2 * warp + r  # which eight columns the row's own is one of
+        for j in range(x.cols // 4):
+            if j // 2 == edge:
+                view[r, j] = cutlass.select_(tk.first_col() + j % 2 > tk.lane_id() // 4, -Float32.inf, view[r, j])
+            elif j // 2 > edge:
+                view[r, j] = -Float32.inf

@@ -10,21 +10,12 @@ from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
 from tkq.linear_attention.hedgehog.spec import GradientSpec
-from tkq.tile import vectors
 
 FEATURES = 64  # columns of a map
 SIDES = 2
 SIDE_WARPS = SIDES * WARPS
 SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
 PARTS_TILE = tk.st(8, FEATURES, Float32)  # what a side's warps add to sums: more rows than warps, the fewest
-
-
-def numbers_ahead(tensors, t, chunk, tokens):
-    """Of a chunk's tokens into L2, two of each lane of a warp. tensors: (B, S, H) fp32."""
-    for r in range(2):
-        token = cutlass.min(chunk * CHUNK + tk.lane_id() + 32 * r, tokens - 1)
-        for x in tensors:
-            vectors.prefetch(vectors.run_at(x, (t.batch, token, t.head), 1))
 
 
 def near_power(spec: GradientSpec, g, t):

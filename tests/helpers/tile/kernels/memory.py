@@ -46,8 +46,6 @@ class TmaCopy:
         if tk.warp_id() == 0:
             tk.expect_bytes(full, self.tile.bytes)
             tk.load_async(tile, src, coord, full)
-        else:
-            tk.load_ahead(tile, src, coord)  # changes nothing, wherever the tile ends
         tk.wait(full, 0)
         if tk.warp_id() == 1:
             tk.store_async(dst, tile, coord)
