@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.key_side import SidePart
 from tkq.linear_attention.hedgehog.key_tiles import Globals, Operands, Shared, visited
 from tkq.linear_attention.hedgehog.key_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES, numbers_ahead
+from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -36,6 +36,7 @@ class KeyGradients:
       producer (a warp)   maps; A, Y B, X of a chunk | of the next | ..
       sides (2)           S A' -> dy; f(X) S -> dv; f(Y), S += f(Y)' B of the chunk behind; dv += P' B; X W | ..
       window (1)          Y X', B A' of the chunk behind, of the own: P, ds; ds' Y + dy W' -> dk; W' += dy' X | ..
+      senders (a warp each)  dk | ..;  dv | ..
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
@@ -43,10 +44,11 @@ class KeyGradients:
       values    1        producer's bytes (1)         the same (12): A
       queries   2        producer's bytes (1)         the same (12), a chunk later: Y; first zeros, of no chunk
       gradients 2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
-      pairs     1        warps of the window (4)      a warp of each side (2), once dv has left P's room
+      pairs     1        warps of the window (4)      sender (1), once dv has left P's room
       dys       1        warps of the sides (8)       warps of the window (4): dy of both sides
+      outs      1        warps of the window (4)      sender (1): dk
+      dvs       1        warps of the sides (8)       none: pairs tells of the room
 
-    There is no room for tiles of another chunk: the producer brings them into L2, `config.ahead` chunks ahead.
     The sides meet three times a chunk: when features and states of both are there, which dv takes half of the columns
     of; when they have been read, so that dy takes the features' place, and features of queries the states'; and when P
     has been read, which dv takes the place of.
@@ -104,16 +106,49 @@ class KeyGradients:
                    state.scratch(self.f_tile), parts, al.tile(self.f_tile, SIDES), p, p.scratch(self.half_tile), ds,
                    out, al.vector(FEATURES, SIDES), al.pipe(1, 2 * self.map_tile.bytes, WARPS),
                    al.pipe(2, x.bytes, all_warps), al.pipe(1, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, SIDES, producers=WARPS),
-                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS))
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, 1, producers=WARPS),
+                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS), al.pipe(1, 0, 1, producers=WARPS),
+                   al.pipe(1, 0, 1, producers=SIDE_WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.keys, s.values, s.queries, s.gradients, s.pairs,
-                                                  s.dys)])
+                                                  s.dys, s.outs, s.dvs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=3),
                    tk.Role(lambda side: self.side.run(g, s, t, side), some, SIDES),
                    tk.Role(lambda _: self.window.run(g, s, t), many)))
+
+    @cute.jit
+    def serve(self, g, s, t):
+        if tk.warp_id() == 0:
+            self.produce(g, s, t)
+        elif tk.warp_id() == 1:
+            self.send_keys(g, s, t)
+        else:
+            self.send_values(g, s, t)
+
+    @cute.jit
+    def send_keys(self, g, s, t):
+        outs = s.outs.ring()
+        for i in cutlass.range(t.chunks, unroll=1):
+            s.outs.wait(outs)
+            tk.store_async(g.dx, s.out[0], (t.batch, t.head, visited(t, i), 0))
+            tk.store_wait()
+            s.outs.release(outs)
+            outs.advance()
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def send_values(self, g, s, t):
+        dvs = s.dvs.ring()
+        for i in cutlass.range(t.chunks, unroll=1):
+            s.dvs.wait(dvs)
+            for side in cutlass.range_constexpr(SIDES):
+                tk.store_async(g.dv, s.dv[side * (s.dv.stages // SIDES)], (t.batch, t.head, visited(t, i), side))
+            tk.store_wait()
+            s.pairs.release(dvs)
+            dvs.advance()
+        tk.store_wait(read=False)
 
     @cute.jit
     def produce(self, g, s, t):
@@ -125,11 +160,8 @@ class KeyGradients:
         self.load(g.x, s.x, s.keys, keys, t, visited(t, 0))
         self.load(g.y, s.y, s.queries, queries, t, t.chunks)
         self.load(g.b, s.b, s.gradients, gradients, t, t.chunks)
-        for i in cutlass.range_constexpr(1, self.config.ahead):
-            self.load_ahead(g, s, t, i)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(t, i)
-            self.load_ahead(g, s, t, i + self.config.ahead)
             self.load(g.a, s.a, s.values, values, t, chunk)
             self.load(g.b, s.b, s.gradients, gradients, t, chunk)
             self.load(g.y, s.y, s.queries, queries, t, chunk)
@@ -138,13 +170,6 @@ class KeyGradients:
     def there(self, t, chunk):
         """A chunk, or one behind the last, whose tiles are zeros."""
         return cutlass.select_(chunk >= 0, chunk, t.chunks)
-
-    def load_ahead(self, g, s, t, i):
-        """Tiles and rows' numbers of the i-th chunk that is visited into L2; no tiles ahead of the first chunk."""
-        chunk = self.there(t, visited(t, i))
-        for x, tiles in ((g.a, s.a), (g.b, s.b), (g.y, s.y), (g.x, s.x)):
-            tk.load_ahead(tiles[0], x, (t.batch, t.head, chunk, 0))
-        numbers_ahead((g.inverse, g.most, g.delta, g.share), t, chunk, g.tokens)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

@@ -76,6 +76,8 @@ class Shared:
     gradients: tk.Pipe
     pairs: tk.Pipe
     dys: tk.Pipe
+    outs: tk.Pipe
+    dvs: tk.Pipe
 
 
 def visited(t, i):

@@ -8,12 +8,20 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.sides import near_power
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import COLUMNS, LN2, Rows, add_products, exponentials, make_rows, numbers
+from tkq.linear_attention.hedgehog.window_rows import (
+    COLUMNS,
+    LN2,
+    Rows,
+    add_products,
+    exponentials,
+    hide_later,
+    make_rows,
+    numbers,
+)
 from tkq.tile.assembly import opaque_sum
 
 WINDOW_BARRIER = 3  # the named barrier of the warpgroup
@@ -174,23 +182,3 @@ def keep(to: tk.RowVec, x: tk.RowVec):
     """to = x."""
     for r in range(2):
         to.tensor[r] = x.tensor[r]
-
-
-@cute.jit
-def hide_later(x: tk.RegTile):
-    """-inf for columns behind the row's own. x: 64 x 64. Each warp of a warpgroup has code for its own rows: comparisons
-    would be made ahead, and kept as bits of a register."""
-    for warp in cutlass.range_constexpr(WARPS):
-        if tk.warp_id() % WARPS == warp:
-            _hide_later(x, warp)
-
-
-def _hide_later(x, warp):
-    view = x.rows_view
-    for r in range(2):
-        edge = 2 * warp + r  # which eight columns the row's own is one of
-        for j in range(x.cols // 4):
-            if j // 2 == edge:
-                view[r, j] = cutlass.select_(tk.first_col() + j % 2 > tk.lane_id() // 4, -Float32.inf, view[r, j])
-            elif j // 2 > edge:
-                view[r, j] = -Float32.inf

@@ -5,7 +5,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.column_sums import lane_column, warp_columns
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.features import LEAST, softmax

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.weights import EPS
 from tkq.tile.assembly import bit_if_equal, made_here
 
@@ -35,6 +36,28 @@ class Rows:
 
 def make_rows() -> Rows:
     return Rows(*[tk.rv() for _ in range(11)])
+
+
+@cute.jit
+def hide_later(x: tk.RegTile):
+    """-inf for columns behind the row's own. x: 64 x 64. Whole warps.
+
+    Each warp of a warpgroup has code for its own rows: comparisons with a limit would all be made before the scores are
+    there, and kept as bits of a register, which costs more than they do."""
+    for warp in cutlass.range_constexpr(WARPS):
+        if tk.warp_id() % WARPS == warp:
+            _hide_later(x, warp)
+
+
+def _hide_later(x, warp):
+    view = x.rows_view
+    for r in range(2):
+        edge = 2 * warp + r  # which eight columns the row's own is one of
+        for j in range(x.cols // 4):
+            if j // 2 == edge:
+                view[r, j] = cutlass.select_(tk.first_col() + j % 2 > tk.lane_id() // 4, -Float32.inf, view[r, j])
+            elif j // 2 > edge:
+                view[r, j] = -Float32.inf
 
 
 def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
