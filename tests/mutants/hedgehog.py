@@ -10,8 +10,8 @@ NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradie
 BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
-PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
-    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, STORED_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "stores"))
 ALIKE = (f"{TESTS}test_gradients_of_scores_that_are_alike",)
 FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
 SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
@@ -117,16 +117,25 @@ MUTANTS = (
         ("hedgehog_map_gradient_of_one_side", "tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)", "",
          GRADIENTS),
         ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", PRESSED_FEATURES),
-        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", PRESSED_FEATURES),
         ("hedgehog_no_wait_for_the_chunk_before", "s.keys.wait(before)", "", LOADED_FEATURES),
-        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES)),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES),
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_window.py",
-        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds[n].tensor, c.largest[n], rows.found)",
-         "pass", ALIKE),
-        ("hedgehog_one_of_the_largest_scores", "bits = bits & (bits - 1)", "bits = bits & 0", ALIKE),
+        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds, c.largest, rows.found)", "pass", ALIKE),
+        ("hedgehog_one_of_the_largest_scores", "rest = bits & (bits - 1)", "rest = bits & 0", ALIKE),
+        ("hedgehog_largest_scores_of_the_own_chunk_alone", "own, past = largest[0], largest[1]",
+         "own, past = largest[0], Int32(0)", ALIKE),
         ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])", "", GRADIENTS),
-        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),
+        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, here, c, i + 1)", "self.ask(g, here, c, i)", GRADIENTS),
+        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", PRESSED_FEATURES),
+        ("hedgehog_dq_written_over", "s.outs.acquire_empty(one)", "", STORED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
+        ("hedgehog_dq_sent_before_it_is_there", "s.outs.wait(outs)", "", PRESSED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/window_rows.py",
+        ("hedgehog_a_later_key", "edge = 2 * warp + r", "edge = 2 * warp + r + 1", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/key_side.py",
         ("hedgehog_values_without_the_chunk_behind", "tk.mma_AtB(c.dv, s.p[1], s.b[behind.stage], b_part=side)", "",
@@ -140,7 +149,11 @@ MUTANTS = (
         ("hedgehog_keys_without_the_largest_scores_part",
          "less = cutlass.select_(score == most, share, Float32(0.0))", "less = Float32(0.0)", ALIKE),
         ("hedgehog_gradients_without_the_power", "tk.mul(c.dk, c.dk, near_power(self.spec, g, t)[1])", "pass", FLOAT16),
-        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES)),
+        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES),
+        ("hedgehog_dk_written_over", "s.outs.acquire_empty(one)", "", STORED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/key_kernel.py",
+        ("hedgehog_dv_sent_before_it_is_there", "s.dvs.wait(dvs)", "", PRESSED_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

@@ -50,11 +50,11 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: y, twice, the state's part, features of keys; the map's gradient, of both dy; what the state takes up.
-    The window's: delta, scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
+    """A side's: y, twice, delta, the state's part, features of keys; the map's gradient, of both dy; what the state
+    takes up. The window's: scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 3 * tokens + 5 * columns + 4 * tokens, instructions=LOADS,
+    return Expectation(tensor=5 * columns + 3 * tokens + 4 * columns + 4 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 
