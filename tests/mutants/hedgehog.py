@@ -132,9 +132,6 @@ MUTANTS = (
         ("hedgehog_dq_written_over", "s.outs.acquire_empty(one)  # dq of the chunk before has left the room of ds", "",
          STORED_FEATURES)),
     *family(
-        "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
-        ("hedgehog_dq_sent_before_it_is_there", "s.outs.wait(outs)", "", PRESSED_FEATURES)),
-    *family(
         "linear", "tkq/linear_attention/hedgehog/window_rows.py",
         ("hedgehog_a_later_key", "edge = 2 * warp + r  # which eight columns the row's own is one of",
          "edge = 2 * warp + r + 1", GRADIENTS)),
@@ -151,12 +148,8 @@ MUTANTS = (
         ("hedgehog_keys_without_the_largest_scores_part",
          "less = cutlass.select_(score == most, share, Float32(0.0))", "less = Float32(0.0)", ALIKE),
         ("hedgehog_gradients_without_the_power", "tk.mul(c.dk, c.dk, near_power(self.spec, g, t)[1])", "pass", FLOAT16),
-        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)  # and dv that of P", "", READ_FEATURES),
-        ("hedgehog_dk_written_over", "s.outs.acquire_empty(one)  # dk of the chunk behind has left the room of ds", "",
-         STORED_FEATURES)),
-    *family(
-        "linear", "tkq/linear_attention/hedgehog/key_kernel.py",
-        ("hedgehog_dv_sent_before_it_is_there", "s.dvs.wait(dvs)", "", PRESSED_FEATURES)),
+        ("hedgehog_numbers_of_the_queries_behind", "self.take(g, t, c, visited(t, i))", "", GRADIENTS),
+        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

@@ -36,7 +36,6 @@ class KeyGradients:
       producer (a warp)   maps; A, Y B, X of a chunk | of the next | ..
       sides (2)           S A' -> dy; f(X) S -> dv; f(Y), S += f(Y)' B of the chunk behind; dv += P' B; X W | ..
       window (1)          Y X', B A' of the chunk behind, of the own: P, ds; ds' Y + dy W' -> dk; W' += dy' X | ..
-      senders (a warp each)  dk | ..;  dv | ..
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
@@ -44,10 +43,8 @@ class KeyGradients:
       values    1        producer's bytes (1)         the same (12): A
       queries   2        producer's bytes (1)         the same (12), a chunk later: Y; first zeros, of no chunk
       gradients 2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
-      pairs     1        warps of the window (4)      sender (1), once dv has left P's room
+      pairs     1        warps of the window (4)      a warp of each side (2), once dv has left P's room
       dys       1        warps of the sides (8)       warps of the window (4): dy of both sides
-      outs      1        warps of the window (4)      sender (1): dk
-      dvs       1        warps of the sides (8)       none: pairs tells of the room
 
     The sides meet three times a chunk: when features and states of both are there, which dv takes half of the columns
     of; when they have been read, so that dy takes the features' place, and features of queries the states'; and when P
@@ -106,49 +103,16 @@ class KeyGradients:
                    state.scratch(self.f_tile), parts, al.tile(self.f_tile, SIDES), p, p.scratch(self.half_tile), ds,
                    out, al.vector(FEATURES, SIDES), al.pipe(1, 2 * self.map_tile.bytes, WARPS),
                    al.pipe(2, x.bytes, all_warps), al.pipe(1, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, 1, producers=WARPS),
-                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS), al.pipe(1, 0, 1, producers=WARPS),
-                   al.pipe(1, 0, 1, producers=SIDE_WARPS))
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, SIDES, producers=WARPS),
+                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.keys, s.values, s.queries, s.gradients, s.pairs,
-                                                  s.dys, s.outs, s.dvs)])
+                                                  s.dys)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=3),
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda side: self.side.run(g, s, t, side), some, SIDES),
                    tk.Role(lambda _: self.window.run(g, s, t), many)))
-
-    @cute.jit
-    def serve(self, g, s, t):
-        if tk.warp_id() == 0:
-            self.produce(g, s, t)
-        elif tk.warp_id() == 1:
-            self.send_keys(g, s, t)
-        else:
-            self.send_values(g, s, t)
-
-    @cute.jit
-    def send_keys(self, g, s, t):
-        outs = s.outs.ring()
-        for i in cutlass.range(t.chunks, unroll=1):
-            s.outs.wait(outs)
-            tk.store_async(g.dx, s.out[0], (t.batch, t.head, visited(t, i), 0))
-            tk.store_wait()
-            s.outs.release(outs)
-            outs.advance()
-        tk.store_wait(read=False)
-
-    @cute.jit
-    def send_values(self, g, s, t):
-        dvs = s.dvs.ring()
-        for i in cutlass.range(t.chunks, unroll=1):
-            s.dvs.wait(dvs)
-            for side in cutlass.range_constexpr(SIDES):
-                tk.store_async(g.dv, s.dv[side * (s.dv.stages // SIDES)], (t.batch, t.head, visited(t, i), side))
-            tk.store_wait()
-            s.pairs.release(dvs)
-            dvs.advance()
-        tk.store_wait(read=False)
 
     @cute.jit
     def produce(self, g, s, t):

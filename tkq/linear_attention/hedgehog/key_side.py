@@ -8,10 +8,12 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.features import LEAST
 from tkq.linear_attention.hedgehog.key_tiles import visited
 from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
+    SIDE_BARRIER,
     SIDES,
     features_of_y,
     least,
@@ -65,24 +67,26 @@ class SidePart:
         tk.mma_wait(0)
         s.keys.release(tokens)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.take_state(s, c, side, tokens)
+            self.take_state(s, c, side, tokens, i)
             self.put_gradients(s, c, side, tokens, power)
             self.add_queries(g, s, t, c, side, tokens, (i, scale))
             self.put_values(g, s, t, c, side, tokens, i)
             tokens.advance()
+        tk.store_wait(read=False)
 
     def begin_y(self, s, c, tokens):
         s.keys.wait(tokens)
         tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
 
     @cute.jit
-    def take_state(self, s, c, side, tokens):
+    def take_state(self, s, c, side, tokens, i):
         """d = what a chunk has of the state, which is rounded; e: the softmax of its y, and features of it, to shared
         memory."""
         one = tk.Ring(tokens.count, 1)
         put_state(s, c, side)
         s.values.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
+        self.release_pairs(s, tokens, i)
         side_softmax(c, side)
         s.dys.acquire_empty(one)
         features = tk.rt(FEATURES, self.dtype)
@@ -91,6 +95,13 @@ class SidePart:
         tk.publish()
         tk.mma_wait(0)
         s.values.release(one)
+
+    @cute.jit
+    def release_pairs(self, s, tokens, i):
+        """Of the chunk behind, once dv has left their room: by the warp that stored it."""
+        if i > 0 and tk.warp_id() % WARPS == 0:
+            tk.store_wait()
+            s.pairs.release(following(tk.Ring(tokens.count, 1), -1))
 
     @cute.jit
     def put_gradients(self, s, c, side, tokens, power):
@@ -148,7 +159,7 @@ class SidePart:
         tk.mma_AtB(c.sum, features_of_y(s, side), s.b[behind.stage])
 
     def ask(self, g, t, c, chunk):
-        """Rows' numbers of queries, which come while others are worked on."""
+        """Rows' numbers of queries, which come while features are made."""
         for to, x in ((c.weight, g.inverse), (c.delta, g.delta)):
             tk.load_rows(to, x[t.batch, None, t.head], chunk * CHUNK, g.tokens)
 
@@ -160,7 +171,7 @@ class SidePart:
 
     @cute.jit
     def put_values(self, g, s, t, c, side, tokens, i):
-        """dv of half of D, to shared memory, from which it leaves; the next chunk's y."""
+        """dv of half of D, to global memory; the next chunk's y."""
         one, behind, now = tk.Ring(tokens.count, 1), tokens, following(tokens)
         s.gradients.wait(now)
         s.pairs.wait(one)
@@ -172,6 +183,9 @@ class SidePart:
         s.keys.release(now)
         # features of queries, parts and weights have been read
         tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)
-        tk.store(s.dv[side * Int32(s.dv.stages // SIDES)], c.dv)
+        dv = s.dv[side * Int32(s.dv.stages // SIDES)]
+        tk.store(dv, c.dv)
         tk.publish()
-        s.dvs.commit(one)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        if tk.warp_id() % WARPS == 0:
+            tk.store_async(g.dv, dv, (t.batch, t.head, visited(t, i), side))

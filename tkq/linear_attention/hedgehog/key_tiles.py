@@ -76,8 +76,6 @@ class Shared:
     gradients: tk.Pipe
     pairs: tk.Pipe
     dys: tk.Pipe
-    outs: tk.Pipe
-    dvs: tk.Pipe
 
 
 def visited(t, i):

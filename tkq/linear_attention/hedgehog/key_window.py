@@ -13,7 +13,7 @@ from tkq.linear_attention.hedgehog.query_window import anew
 from tkq.linear_attention.hedgehog.sides import near_power
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import LN2, hide_later
+from tkq.linear_attention.hedgehog.window_rows import LN2
 
 WINDOW_BARRIER = 3  # the named barrier of the warpgroup
 
@@ -57,6 +57,7 @@ class WindowPart:
         tk.mul(c.dmap, c.dmap, near_power(self.spec, g, t)[1])
         of_head = g.dmap[t.batch, t.head, None, None]
         tk.store_elements(cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0])), c.dmap, 0, 0)
+        tk.store_wait(read=False)
 
     @cute.jit
     def make_pairs(self, g, s, t, c, tokens, i):
@@ -66,8 +67,10 @@ class WindowPart:
         s.values.wait(one)
         tk.mm_ABt(c.x, s.y[behind.stage], s.x[tokens.stage])
         tk.mm_ABt(c.dp, s.b[behind.stage], s.a[0])
-        s.outs.acquire_empty(one)  # dk of the chunk behind has left the room of ds
-        s.pairs.acquire_empty(one)  # and dv that of P
+        if tk.warp_id() % 4 == 0:
+            tk.store_wait()
+        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # dk of the chunk behind has left the room of ds
+        s.pairs.acquire_empty(one)
         tk.mma_wait(0)
         self.put_pairs(g, s, c, 1)
         self.ask(g, anew(t), c, visited(t, i))
@@ -79,14 +82,14 @@ class WindowPart:
         s.values.release(one)
         s.gradients.release(behind)
         self.take(g, t, c, visited(t, i))
-        hide_later(c.x)
+        tk.right_fill(c.x, 1, -Float32.inf, diagonal=True)
         self.put_pairs(g, s, c, 0)
         tk.publish()
         s.pairs.commit(one)
         tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
 
     def ask(self, g, t, c, chunk):
-        """Numbers of a chunk's queries, which come while others are worked on."""
+        """Numbers of a chunk's queries, which come while products run."""
         for to, x in ((c.most, g.most), (c.weight, g.inverse), (c.delta, g.delta), (c.share, g.share)):
             tk.load_rows(to, x[t.batch, None, t.head], chunk * CHUNK, g.tokens)
 
@@ -112,7 +115,7 @@ class WindowPart:
 
     @cute.jit
     def put_keys(self, g, s, t, c, tokens, i):
-        """dk to shared memory, from which it leaves; the map's gradient meanwhile."""
+        """dk to global memory; the map's gradient meanwhile."""
         one, behind, now, maps = tk.Ring(tokens.count, 1), tokens, following(tokens), s.maps
         if const_expr(self.spec.dtype == "bf16"):
             tk.mm_AtB(c.dk, s.ds[0], s.y[now.stage])
@@ -138,4 +141,6 @@ class WindowPart:
         tk.mma_wait(0)
         s.dys.release(one)
         s.keys.release(tokens)
-        s.outs.commit(one)
+        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
+        if tk.warp_id() % 4 == 0:
+            tk.store_async(g.dx, s.out[0], (t.batch, t.head, visited(t, i), 0))
