@@ -1,7 +1,11 @@
 """The launches of Hedgehog's gradients in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64,
 or rounded where the kernels round."""
-import torch
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.hedgehog.launch import Queries
 from tkq.reference import hedgehog as reference
 from tkq.reference.precision import _upcast
 
@@ -24,8 +28,47 @@ def window_gradients(given, dq, dk, dv):
 
 def query_gradients(given):
     """As `launch.query_gradients`."""
+    q, k, v, do, o, q_map, k_map, inverse, _, largest, linear, window = given
+    delta = (_upcast(do) * _upcast(o)).sum(-1)
+    of = _Behind(q, k, do, v, q_map, k_map, inverse, delta, largest, linear)
+    before, less, dq_map = _queries_before(of)
+    near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
+    numbers = (_upcast(x) for x in (inverse, delta, less, linear, window))
+    of_linear, of_window, dq, _, _ = reference.in_window(q, k, v, do, *numbers, narrow=lambda x: _narrow(x, q.dtype))
+    share = _upcast(window) * of_window / near.tokenwise(near.most.sum(-1, keepdim=True))[..., 0]
+    return Queries((before + dq).to(q.dtype), delta, share, torch.stack((of_linear, of_window)), dq_map)
+
+
+def key_gradients(given):
+    """As `launch.key_gradients`."""
+    k, q, v, do, k_map, q_map, inverse, _, delta, share, largest, linear, window = given
+    dk, dv, dk_map = _keys_behind(_Behind(k, q, v, do, k_map, q_map, inverse, delta, largest, linear))
+    near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
+    of_most = share * near.tokenwise(near.most.sum(-1, keepdim=True))[..., 0]
+    weight = _upcast(inverse) * _upcast(window)
+    _, more_k, more_v = near.backward(weight, _upcast(delta), of_most, lambda x: _narrow(x, k.dtype))
+    return (dk + more_k).to(k.dtype), (dv + more_v).to(v.dtype), dk_map
+
+
+class _Behind(NamedTuple):
+    """What is before the window, or behind it, is made of. x: queries, a: do; of keys: keys, a: v."""
+
+    x: Tensor
+    y: Tensor
+    a: Tensor
+    b: Tensor
+    x_map: Tensor
+    y_map: Tensor
+    inverse: Tensor
+    delta: Tensor
+    largest: Tensor
+    linear: Tensor
+
+
+def _queries_before(given):
+    """(dq, wide, less, dq_map) of what lies before the window. x: queries, a: do."""
     weight, power = _weights(given)
-    dq, less = torch.empty_like(given.x), torch.zeros_like(_upcast(given.delta))
+    dq, less = torch.empty_like(_upcast(given.x)), torch.zeros_like(_upcast(given.delta))
     others = _features(given.y, given.y_map)
     state = sums = 0.0
     maps = []
@@ -35,14 +78,15 @@ def query_gradients(given):
         df, f, dy_of = _found(given, at, state)
         df = df - given.delta[:, at, :, None] * sums
         less[:, at] = (f.clamp(min=reference.LEAST) * df).sum(-1)
-        maps.append(_put(given, at, dy_of(df) * (weight / power)[:, at, :, None], power, dq))
+        dy = [_narrow(part * (weight / power)[:, at, :, None], given.x.dtype) for part in dy_of(df)]
+        maps.append(_put(given, at, sum(dy), power, dq))
     return dq, less, sum(maps)
 
 
-def key_gradients(given):
-    """As `launch.key_gradients`."""
+def _keys_behind(given):
+    """(dk, dv, wide, dk_map) of what lies behind the window. x: keys, a: v."""
     weight, power = _weights(given)
-    dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
+    dk, dv = torch.empty_like(_upcast(given.x)), torch.zeros_like(_upcast(given.a))
     others = _features(given.y, given.y_map) * (weight / power)[..., None]
     state = sums = 0.0
     maps = []
@@ -53,8 +97,8 @@ def key_gradients(given):
         if not isinstance(state, float):
             f = _narrow(f.clamp(min=reference.LEAST), given.x.dtype)
             found = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
-            dv[:, at] = found.to(dv.dtype)
-        maps.append(_put(given, at, dy_of(df - sums), power, dk))
+            dv[:, at] = found
+        maps.append(_put(given, at, sum(_narrow(dy, given.x.dtype) for dy in dy_of(df - sums)), power, dk))
     return dk, dv, sum(maps)
 
 
@@ -92,7 +136,7 @@ def _take_up(given, state, sums, others, at, delta):
 
 
 def _found(given, at, state):
-    """(S a, the softmaxes of x, from features' gradients to y's), of a chunk."""
+    """(S a, the softmaxes of x, from features' gradients to y's, of y and of -y), of a chunk."""
     f = _softmaxes(given.x[:, at], given.x_map)
     a = _upcast(given.a)[:, at]
     df = 0 * f if isinstance(state, float) else torch.einsum("bshv,bhfv->bshf", a, _narrow(state, given.x.dtype))
@@ -100,16 +144,16 @@ def _found(given, at, state):
     def dy_of(df):
         df = df.where(f >= reference.LEAST, 0.0)
         y, minus_y = (p * (d - (p * d).sum(-1, keepdim=True)) for p, d in zip(f.chunk(2, -1), df.chunk(2, -1)))
-        return y - minus_y
+        return y, -minus_y
 
     return df, f, dy_of
 
 
 def _put(given, at, dy, power, dx):
     """dx = dy W' of a chunk; its part of dW."""
-    dy = _narrow(dy, given.x.dtype)
     dx[:, at] = (torch.einsum("bshf,hdf->bshd", dy, _upcast(given.x_map)) * power[..., None]).to(dx.dtype)
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 
-ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients, key_gradients=key_gradients)
+ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients,
+           key_gradients=key_gradients)

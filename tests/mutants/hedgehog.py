@@ -10,8 +10,9 @@ NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradie
 BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
-PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
-    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, STORED_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "stores"))
+ALIKE = (f"{TESTS}test_gradients_of_scores_that_are_alike",)
 FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
 SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
@@ -106,31 +107,49 @@ MUTANTS = (
          "return launch(Given(q, k, v, reverse=reverse, others=True), 1.0).o.to(wide)",
          "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", NARROW)),
     *family(
-        "linear", "tkq/linear_attention/hedgehog/feature_state.py",
-        ("hedgehog_features_take_up_the_chunk_before_at_once", """
-            self.put_state(s, c, side, states, i)
-            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
-         """, """
-            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
-            self.put_state(s, c, side, states, i)
-         """, GRADIENTS),
-        ("hedgehog_map_gradient_without_the_last_chunk", """
-            before.advance()
-        self.begin_map(s, c, side, (before, one))
-         """, "before.advance()", GRADIENTS),
+        "linear", "tkq/linear_attention/hedgehog/sides.py",
         ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
-         "for warp in cutlass.range_constexpr(1):", GRADIENTS),
-        ("hedgehog_no_wait_for_dy", "s.dys.wait(dys)", "", PRESSED_FEATURES),
-        ("hedgehog_no_wait_for_the_chunk_before", "s.others.wait(others)", "", LOADED_FEATURES),
-        ("hedgehog_no_wait_for_its_values", "s.values.wait(values)", "", LOADED_FEATURES),
-        ("hedgehog_state_written_over", "s.states.acquire_empty(states)", "", READ_FEATURES)),
+         "for warp in cutlass.range_constexpr(1):", GRADIENTS)),
     *family(
-        "linear", "tkq/linear_attention/hedgehog/feature_gradients.py",
-        ("hedgehog_gradients_of_one_side", "first[r, j] = first[r, j] - of_y if side else of_y",
-         "first[r, j] = first[r, j] if side else of_y", GRADIENTS),
-        ("hedgehog_gradients_without_the_power", "tk.mul(x, x, s.power[0, 0])", "pass", FLOAT16),
-        ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
-        ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
+        "linear", "tkq/linear_attention/hedgehog/query_side.py",
+        ("hedgehog_values_of_the_own_chunk_taken_up", "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])",
+         "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[following(before).stage])", GRADIENTS),
+        ("hedgehog_map_gradient_of_one_side", "tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)", "",
+         GRADIENTS),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", PRESSED_FEATURES),
+        ("hedgehog_no_wait_for_the_chunk_before", "s.keys.wait(before)", "", LOADED_FEATURES),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES),
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_window.py",
+        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds, c.largest, rows.found)", "pass", ALIKE),
+        ("hedgehog_one_of_the_largest_scores", "rest = bits & (bits - 1)", "rest = bits & 0", ALIKE),
+        ("hedgehog_largest_scores_of_the_own_chunk_alone", "own, past = largest[0], largest[1]",
+         "own, past = largest[0], Int32(0)", ALIKE),
+        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])", "", GRADIENTS),
+        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, here, c, i + 1)", "self.ask(g, here, c, i)", GRADIENTS),
+        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", PRESSED_FEATURES),
+        ("hedgehog_dq_written_over", "s.outs.acquire_empty(one)  # dq of the chunk before has left the room of ds", "",
+         STORED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/window_rows.py",
+        ("hedgehog_a_later_key", "edge = 2 * warp + r  # which eight columns the row's own is one of",
+         "edge = 2 * warp + r + 1", GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/key_side.py",
+        ("hedgehog_values_without_the_chunk_behind", "tk.mma_AtB(c.dv, s.p[1], s.b[behind.stage], b_part=side)", "",
+         GRADIENTS),
+        ("hedgehog_values_of_one_side", "tk.mma_AB(c.dv, s.dy[1], s.state[1], b_part=side)", "", GRADIENTS),
+        ("hedgehog_no_wait_for_weights_of_keys", "s.pairs.wait(one)", "", PRESSED_FEATURES),
+        ("hedgehog_dy_over_features_that_are_read",
+         "tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # they have been read", "", PRESSED_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/key_window.py",
+        ("hedgehog_keys_without_the_largest_scores_part",
+         "less = cutlass.select_(score == most, share, Float32(0.0))", "less = Float32(0.0)", ALIKE),
+        ("hedgehog_gradients_without_the_power", "tk.mul(c.dk, c.dk, near_power(self.spec, g, t)[1])", "pass", FLOAT16),
+        ("hedgehog_numbers_of_the_queries_behind", "self.take(g, t, c, visited(t, i))", "", GRADIENTS),
+        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

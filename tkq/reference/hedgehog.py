@@ -38,14 +38,25 @@ def outputs(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linea
     """(o as `hedgehog`, of each token 1 over its denominator (B, S, H)), wide."""
     q, k, v, q_map, k_map, linear, window = (_upcast(x) for x in (q, k, v, q_map, k_map, linear_factor, window_factor))
     i = torch.arange(q.shape[1], device=q.device)
-    seen, apart = i[:, None] >= i, i[:, None] // WINDOW - i // WINDOW
-    near, far = seen & (apart <= 1), seen & (apart > 1)
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[3]**-0.5
-    scores = scores.masked_fill(~near, -torch.inf)
+    far = i[:, None] // WINDOW - i // WINDOW > 1
+    scores = _scores(q, k) * q.shape[3]**-0.5
     a = window[:, None, None] * (scores - scores.amax(-1, keepdim=True)).exp() if i.numel() else scores
     a = a + linear[:, None, None] * far * torch.einsum("bihf,bjhf->bhij", features(q, q_map), features(k, k_map))
     inverse = 1 / (a.sum(-1, keepdim=True) + EPS)
     return torch.einsum("bhij,bjhd->bihd", a * inverse, v), inverse[..., 0].transpose(1, 2)
+
+
+def largest_scores(q: Tensor, k: Tensor) -> Tensor:
+    """The largest q[i] k[j] in each token's window, (B, S, H), wide."""
+    scores = _scores(_upcast(q), _upcast(k))
+    return (scores.amax(-1) if scores.numel() else scores.sum(-1)).transpose(1, 2)
+
+
+def _scores(q, k):
+    """(B, H, S, S), -inf outside the window."""
+    i = torch.arange(q.shape[1], device=q.device)
+    near = (i[:, None] >= i) & (i[:, None] // WINDOW - i // WINDOW <= 1)
+    return torch.einsum("bihd,bjhd->bhij", q, k).masked_fill(~near, -torch.inf)
 
 
 def features(x: Tensor, weight: Tensor) -> Tensor:

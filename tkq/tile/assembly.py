@@ -1,6 +1,6 @@
 """PTX where the DSL has no operation for it: the one file that imports the DSL's private modules, whose places may
 change between its versions."""
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -33,6 +33,22 @@ def traced_block():
 def opaque_sum(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
     """a + b, of which the compiler knows nothing: a sum that it sees in a loop it makes anew of the loop's counter."""
     return Int64(ptx((a, b), "add.s64 $0, $1, $2;", "=l,l,l", loc, ip, T.i64()))
+
+
+@dsl_user_op
+def made_here(x, *, loc=None, ip=None):
+    """x, an Int32 or Float32, which the compiler makes by now: it moves sums down to where they are used, past
+    branches, and keeps what they are made of in registers until then."""
+    whole = isinstance(x, Int32)
+    text, kind, of = ("=r,r", T.i32(), Int32) if whole else ("=f,f", T.f32(), Float32)
+    return of(ptx((x,), "mov.b32 $0, $1;", text, loc, ip, kind))
+
+
+@dsl_user_op
+def bit_if_equal(bits: Int32, n: int, a: Float32, b: Float32, *, loc=None, ip=None) -> Int32:
+    """bits, with bit n where a == b: two instructions."""
+    text = f"{{ .reg .pred p; setp.eq.f32 p, $2, $3; mov.b32 $0, $1; @p or.b32 $0, $0, {1 << n}; }}"
+    return Int32(ptx((bits, a, b), text, "=r,r,f,f", loc, ip, T.i32(), pure=True))
 
 
 @dsl_user_op

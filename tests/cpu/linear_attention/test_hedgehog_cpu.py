@@ -9,10 +9,10 @@ from tests.helpers import hedgehog_launches
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
-from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_window, shipped
-from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.catalog import expectation, of_keys, of_queries, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
 from tkq.linear_attention.hedgehog.plan import segments
-from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec
@@ -107,8 +107,12 @@ def in_plain_pytorch(monkeypatch):
         monkeypatch.setattr(gradients, name, emulated)
 
 
+def saved(given):
+    return gradients.Saved(*reference.outputs(*given), reference.largest_scores(*given[:2]), *given)
+
+
 def backward(do, given):
-    return gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given))
+    return gradients.backward(do, saved(given))
 
 
 @pytest.mark.parametrize("S, F", [(40, 64), (128, 64), (333, 64), (333, 32)])
@@ -130,7 +134,7 @@ def test_gradients_of_some_alone(wanted, monkeypatch):
     given = [x.double() for x in make(200, F=64).values()]
     do = torch.randn_like(given[0])
     want = reference.hedgehog_backward(do, *reference.outputs(*given), *given)
-    found = gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given), needs)
+    found = gradients.backward(do, saved(given), needs)
     for i in wanted:
         torch.testing.assert_close(found[i].double(), want[i], rtol=1e-6, atol=1e-6, msg=NAMES[i])
 
@@ -160,9 +164,9 @@ def test_gradients_that_are_asked_for(wanted):
         assert x.grad is None or torch.equal(x.grad, found[name])
 
 
-@pytest.mark.parametrize("wanted, count", [("q", 4), ("dlinear", 4), ("v", 4), ("window", 4)])
+@pytest.mark.parametrize("wanted, count", [("q", 2), ("dlinear", 2), ("v", 3), ("window", 2)])
 def test_launches_of_what_is_asked_for(wanted, count):
-    """The forward, delta, and what is before the window and in it."""
+    """The forward, queries, which keys take some numbers of, keys and values."""
     index = dict(q=0, dlinear=5, v=2, window=6)[wanted]
     leaves = [x.requires_grad_(i == index) for i, x in enumerate(make(300, F=64, B=1).values())]
     with fake_gpu.launches() as seen:
@@ -220,7 +224,7 @@ def test_kernels_of_calls_are_those_that_are_shipped(D, F):
     with fake_gpu.launches() as seen:
         o = tkq.hedgehog(*leaves)
         torch.autograd.grad(o, leaves, torch.zeros_like(o))
-        assert len(seen) == 5 and {recipe for recipe, _ in seen} <= recipes
+        assert len(seen) == 3 and {recipe for recipe, _ in seen} <= recipes
 
 
 def test_few_long_sequences_take_two_launches():
@@ -230,7 +234,7 @@ def test_few_long_sequences_take_two_launches():
     states, outputs = seen
     assert [recipe.args[0].part for recipe, _ in seen] == ["states", "outputs"]
     assert states[1][3:] == (2, 5, 2) and outputs[1][3:] == (2, 10, 2)
-    assert states[1][1][8].shape == (2, 1, 3, 2, 64, 128) and states[1][1][9].shape == (2, 1, 3, 128)
+    assert states[1][1][9].shape == (2, 1, 3, 2, 64, 128) and states[1][1][10].shape == (2, 1, 3, 128)
 
 
 @pytest.mark.parametrize("heads, tokens, want", [
@@ -269,11 +273,12 @@ def test_machine_code_of_the_windows_gradients(machine_code):
     sass.assert_sass(machine_code, of_window(WindowSpec("bf16", 128)))
 
 
-@pytest.mark.parametrize("dtype, of", [("bf16", "queries"), ("bf16", "keys"), ("fp16", "keys")])
-@pytest.mark.sampled(when=lambda dtype, of: dtype == "fp16" or of == "queries")  # of keys one code for both
-@pytest.mark.machine_code(recipe=lambda dtype, of: feature_recipe(FeatureSpec(dtype, 128, of)))
-def test_machine_code_of_the_features_gradients(dtype, of, machine_code):
-    sass.assert_sass(machine_code, of_features(FeatureSpec(dtype, 128, of)))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("made, wanted", [(queries_recipe, of_queries), (keys_recipe, of_keys)])
+@pytest.mark.sampled(when=lambda dtype: dtype == "fp16")
+@pytest.mark.machine_code(recipe=lambda dtype, made, wanted: made(GradientSpec(dtype, 128)))
+def test_machine_code_of_gradients(dtype, made, wanted, machine_code):
+    sass.assert_sass(machine_code, wanted(GradientSpec(dtype, 128)))
 
 
 OTHERS = LinearSpec("bf16", 128, 128, reverse=True, others=True)

@@ -184,7 +184,8 @@ def _as_launched(do, leaves):
     try:
         with torch.no_grad():
             o, inverse = reference.outputs(*leaves)
-            return by_launches.backward(do, by_launches.Saved(o.to(do.dtype), inverse, *leaves))
+            saved = by_launches.Saved(o.to(do.dtype), inverse, reference.largest_scores(*leaves[:2]), *leaves)
+            return by_launches.backward(do, saved)
     finally:
         for name, function in ours.items():
             setattr(by_launches, name, function)
@@ -233,10 +234,22 @@ def test_gradients(S):
 def test_the_gradient_of_keys_alone():
     """Is the same as with those of others."""
     given = make(1, 200, 2, 128)
-    o, inverse, _ = start(Forward(*given))
-    do, saved = torch.randn_like(o), by_launches.Saved(o, inverse, *given)
+    *found, _ = start(Forward(*given))
+    do, saved = torch.randn_like(found[0]), by_launches.Saved(*found, *given)
     alone = by_launches.backward(do, saved, tuple(i == 1 for i in range(7))).k
     assert torch.equal(alone, by_launches.backward(do, saved).k)
+
+
+def test_gradients_of_scores_that_are_alike():
+    """Equal keys share what the largest score of a token gets less, those of the chunk before among them."""
+    given = make(1, 300, 2, 128)
+    given[1][:, 70:200] = given[1][:, 70:71]
+    check_gradients(*given)
+
+
+def test_gradients_of_large_scores():
+    """Most weights in the window are of one key alone."""
+    check_gradients(*make(1, 300, 2, 128, scale=4.0))
 
 
 def test_gradients_where_features_are_at_their_least():

@@ -23,7 +23,8 @@ LOADED = (
     "delta_blocks", "split", "channels", "channels_delta", "hedgehog", "hedgehog_segments", "hedgehog_window",
     "hedgehog_features", "ssd", "based", "norm_backward", "norm_backward_warps", "norm_quantised", "fft_passes",
     "split_fft_passes", "fft_heads", "mla", "mla_float8")
-STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once", "backward_ordered"
+STORED = ("backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once", "backward_ordered",
+          "hedgehog_features")
 CLUSTER = "attention_cluster", "attention_wide_cluster"
 FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",

@@ -2,16 +2,15 @@
 from dataclasses import replace
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.finish.launch import recipe as dots_recipe
-from tkq.linear_attention.finish.spec import RowDotsSpec, lanes
-from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import feature_plan, plan
-from tkq.linear_attention.hedgehog.spec import OF, PARTS, FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
+from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.plan import plan, query_plan
+from tkq.linear_attention.hedgehog.spec import PARTS, GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
+SPILLED = 64  # loads and stores of the windows of gradients, outside of their products
 
 
 def shipped() -> list:
@@ -25,11 +24,9 @@ def shipped() -> list:
             found.append(Shipped(f"hedgehog_{part}{end}", recipe(segment), expectation(segment)))
         window = WindowSpec("bf16", D)
         found.append(Shipped(f"hedgehog_window_gradients-bf16-d{D}", window_recipe(window), of_window(window)))
-        for of in OF:
-            features = FeatureSpec("bf16", D, of)
-            found.append(Shipped(f"hedgehog_{of}_gradients{end}", feature_recipe(features), of_features(features)))
-        delta = RowDotsSpec("bf16", D, "fp32", lanes(D))
-        found.append(Shipped(f"hedgehog_delta-bf16-d{D}", dots_recipe(delta), Expectation(instructions=("LDG.E.128",))))
+        gradients = GradientSpec("bf16", D)
+        found.append(Shipped(f"hedgehog_queries_gradients{end}", queries_recipe(gradients), of_queries(gradients)))
+        found.append(Shipped(f"hedgehog_keys_gradients{end}", keys_recipe(gradients), of_keys(gradients)))
     return found
 
 
@@ -52,10 +49,20 @@ def of_window(spec: WindowSpec) -> Expectation:
                        instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
 
 
-def of_features(spec: FeatureSpec) -> Expectation:
-    """The state's: the map's gradient, of two places; features, what they add. The gradients': features, what the state
-    gives, two sides of it; dx; of keys dv."""
-    few, some, many = feature_plan(spec).registers
+def of_queries(spec: GradientSpec) -> Expectation:
+    """A side's: y, twice, delta, the state's part, features of keys; the map's gradient, of both dy; what the state
+    takes up. The window's: scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
+    few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
-    return Expectation(tensor=products, instructions=LOADS, roles=((few, 1), (some, 2), (many, 1)))
+    return Expectation(tensor=5 * columns + 3 * tokens + 4 * columns + 4 * tokens, instructions=LOADS,
+                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
+
+
+def of_keys(spec: GradientSpec) -> Expectation:
+    """A side's: y, twice, the state's part, features of queries; dv, of both sides' features and of two chunks'
+    weights; what the state takes up. The window's: scores and dp of two chunks; dk, of both dy and of two chunks'
+    queries; the map's gradient, of both dy."""
+    few, some, many = KeyConfig().registers
+    columns, tokens = spec.head_dim // 16, CHUNK // 16
+    return Expectation(tensor=4 * columns + 5 * tokens + 4 * columns + 6 * tokens, instructions=LOADS,
+                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

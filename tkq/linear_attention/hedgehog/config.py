@@ -23,7 +23,14 @@ class WindowConfig:
 
 
 @dataclass(frozen=True)
-class FeatureConfig:
-    """registers: of a thread of the producer, of the state's warpgroups and of the gradients'."""
+class QueryConfig:
+    """registers: of a thread of producer and sender, of the sides' warpgroups and of the window's."""
+
+    registers: tuple = (24, 192, 104)
+
+
+@dataclass(frozen=True)
+class KeyConfig:
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
 
     registers: tuple = (24, 160, 168)

@@ -1,5 +1,4 @@
-"""The gradients of Hedgehog's attention: a launch each for what queries, and what keys and values, have of all before
-the window, and one for what lies in it."""
+"""The gradients of Hedgehog's attention: a launch for those of queries, and one for those of keys and values."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -7,8 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.finish.launch import row_dots
-from tkq.linear_attention.hedgehog.launch import OfFeatures, Window, key_gradients, query_gradients, window_gradients
+from tkq.linear_attention.hedgehog.launch import (
+    OfKeys,
+    OfQueries,
+    Window,
+    key_gradients,
+    query_gradients,
+    window_gradients,
+)
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.hedgehog import Gradients, Parts, hedgehog_backward
 
@@ -16,10 +21,12 @@ OWN = 64  # columns of the maps that the features' kernels have
 
 
 class Saved(NamedTuple):
-    """What the gradients need of a forward: outputs, of each token 1 over its denominator, and what it took."""
+    """What the gradients need of a forward: outputs; of each token 1 over its denominator, and the largest score in its
+    window, (B, S, H) fp32; and what it took."""
 
     o: Tensor
     inverse: Tensor
+    most: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
@@ -33,24 +40,19 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     """`reference.hedgehog.Gradients`, wide or of the tensors' types. needs: which are wanted, in that order; a gradient
     that is not wanted is None, or what was found on the way to others."""
     if saved.q_map.shape[2] != OWN or not do.numel():
-        return hedgehog_backward(do, *saved, parts=Parts(_before, _in_window, narrow=True))
-    o, inverse, q, k, v, q_map, k_map, linear, window = saved
-    delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
+        o, inverse, _, *others = saved
+        return hedgehog_backward(do, o, inverse, *others, parts=Parts(_before, _in_window, narrow=True))
+    o, inverse, most, q, k, v, q_map, k_map, linear, window = saved
     # which float16 alone needs
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
-    numbers = inverse, delta, largest, linear.contiguous()
-    less = dq_map = dk_map = None
-    # of keys, too: what the largest score of a window gets less begins with a sum that the launch for queries makes
-    of_queries, of_keys = any(needs[i] for i in (0, 1, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
-    if of_queries:
-        dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, *numbers))
-    if of_keys:
-        dk, dv, dk_map = key_gradients(OfFeatures(k, q, v, do, k_map, q_map, *numbers))
-    if not of_queries:
-        dq = torch.empty_like(dk)  # of no use to anybody
-    if not of_keys:
-        dk = dv = torch.empty_like(dq)
-    factors = window_gradients(Window(q, k, v, do, inverse, delta, less, linear, window), dq, dk, dv)
+    linear, window = linear.contiguous(), window.contiguous()
+    # of keys, too: delta, and what the largest score of a window gets less
+    dq, delta, share, factors, dq_map = query_gradients(OfQueries(
+        q, k, v, do, o, q_map, k_map, inverse, most, largest, linear, window))
+    dk = dv = dk_map = None
+    if needs[1] or needs[2] or needs[4]:
+        dk, dv, dk_map = key_gradients(OfKeys(
+            k, q, v, do, k_map, q_map, inverse, most, delta, share, largest, linear, window))
     factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
     maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
     return Gradients(dq, dk, dv, *maps, *factors)

@@ -22,9 +22,10 @@ OUT_BARRIER = 2  # the named barrier of the state's first warpgroup; the other h
 
 
 class Operands(NamedTuple):
-    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32,
-    of each token 1 over its denominator: what gradients begin with. Of segments, or None: states: (blocks, B, H,
-    groups, F, 128) fp32, as the threads of a group hold them; sums: of features, (blocks, B, H, 2 F) fp32."""
+    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse, most: (B, S, H)
+    fp32, of each token 1 over its denominator, and the largest of its scores: what gradients begin with. Of segments,
+    or None: states: (blocks, B, H, groups, F, 128) fp32, as the threads of a group hold them; sums: of features,
+    (blocks, B, H, 2 F) fp32."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -35,6 +36,7 @@ class Operands(NamedTuple):
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    most: cute.Tensor
     states: Optional[cute.Tensor]
     sums: Optional[cute.Tensor]
 
@@ -50,6 +52,7 @@ class Globals:
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    most: cute.Tensor
     states: Optional[cute.Tensor]
     sums: Optional[cute.Tensor]
     scale: Float32
@@ -153,9 +156,9 @@ class HedgehogAttention:
         tokens = [operand(B, S, H, spec.head_dim) for _ in range(4)]
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        inverse = fake.tensor("fp32", (B, S, H), align=4)
+        inverse, most = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(2)]
         of_segments = self.segments.fake_arguments(B, H, self.config.groups)
-        return tokens[0], (*tokens[1:], *maps, *factors, inverse, *of_segments), Float32(1.0), 1, 1, 1
+        return tokens[0], (*tokens[1:], *maps, *factors, inverse, most, *of_segments), Float32(1.0), 1, 1, 1
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, blocks: Int32, each: Int32, finer: Int32,

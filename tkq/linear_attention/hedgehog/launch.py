@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
-from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
+from tkq.linear_attention.hedgehog.plan import plan, query_plan, segments
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -38,27 +38,32 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, of each token 1 over its denominator (B, S, H) fp32, (the function of the one launch, its arguments), or None
-    where there were none or two)."""
+    """(o, of each token 1 over its denominator and the largest score in its window, (B, S, H) fp32, (the function of
+    the one launch, its arguments), or None where there were none or two)."""
     q, k, v, *others = given
     (B, S, H, D), device = v.shape, v.device
-    o, inverse = torch.empty(v.shape, device=device, dtype=v.dtype), torch.empty(B, S, H, device=device,
-                                                                                  dtype=torch.float32)
+    o = torch.empty(v.shape, device=device, dtype=v.dtype)
+    inverse, most = (torch.empty(B, S, H, device=device, dtype=torch.float32) for _ in range(2))
     if not o.numel():
-        return o, inverse, None
-    scale, how = D**-0.5 / math.log(2), segments(B * H, S, arch.num_sms(device))  # of powers of 2
+        return o, inverse, most, None
+    scale, how = exponents(D), segments(B * H, S, arch.num_sms(device))
     if how is None:
-        call = _launcher(given), (q, (k, v, o, *others, inverse, None, None), scale, 1, 1, 1)
+        call = _launcher(given), (q, (k, v, o, *others, inverse, most, None, None), scale, 1, 1, 1)
         call[0](*call[1])
-        return o, inverse, call
+        return o, inverse, most, call
     count, each, finer = how
     blocks, F = (count - 1) * finer, given.q_map.shape[2]
     states = torch.empty(blocks, B, H, D // CHUNK, F, THREADS, device=device, dtype=torch.float32)
     sums = torch.empty(blocks, B, H, 2 * F, device=device, dtype=torch.float32)
-    rest = q, (k, v, o, *others, inverse, states, sums), scale
+    rest = q, (k, v, o, *others, inverse, most, states, sums), scale
     _launcher(given, "states")(*rest, blocks, each // finer, finer)
     _launcher(given, "outputs")(*rest, count, each, finer)
-    return o, inverse, None
+    return o, inverse, most, None
+
+
+def exponents(D: int) -> float:
+    """What scores are multiplied by to be exponents of 2."""
+    return D**-0.5 / math.log(2)
 
 
 def _launcher(given, part=None):
@@ -108,46 +113,88 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
     return found.transpose(2, 3)
 
 
-def feature_recipe(spec: FeatureSpec) -> Recipe:
-    """The kernel's of the features' part of the gradients."""
-    return Recipe("tkq.linear_attention.hedgehog.feature_kernel:FeatureGradients", (spec, feature_plan(spec)))
+def queries_recipe(spec: GradientSpec) -> Recipe:
+    """The kernel's of the gradients of queries."""
+    return Recipe("tkq.linear_attention.hedgehog.query_kernel:QueryGradients", (spec, query_plan(spec)))
 
 
-class OfFeatures(NamedTuple):
-    """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
-    inverse, (B, H); of bfloat16 of no use."""
+class OfQueries(NamedTuple):
+    """What the launch for queries takes, as `query_tiles.Operands` has it, but for what it gives."""
 
-    x: Tensor
-    y: Tensor
-    a: Tensor
-    b: Tensor
-    x_map: Tensor
-    y_map: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    o: Tensor
+    q_map: Tensor
+    k_map: Tensor
     inverse: Tensor
-    delta: Tensor
+    most: Tensor
     largest: Tensor
     linear: Tensor
+    window: Tensor
 
 
-def query_gradients(given: OfFeatures) -> tuple:
-    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do."""
-    dq, less = torch.empty_like(given.x, memory_format=CONTIGUOUS), torch.empty_like(given.inverse)
-    return dq, less, _of_features("queries", given, (dq, None, less))
+class Queries(NamedTuple):
+    """What it gives: dq; of each token (B, S, H) fp32 delta = o do, and share, what its largest scores get less; the
+    gradients of each token of linear and of window, (2, B, S, H) fp32, neighbours in memory as those that sum them up
+    read them; dq_map (B, H, D, F) fp32."""
+
+    dq: Tensor
+    delta: Tensor
+    share: Tensor
+    of_factors: Tensor
+    dq_map: Tensor
 
 
-def key_gradients(given: OfFeatures) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
-    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
-    return dk, dv, _of_features("keys", given, (dk, dv, None))
-
-
-def _of_features(of, given, made):
-    x, *others = given
-    B, _, H, D = x.shape
-    dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
-    key = of, x.get_device(), x.dtype, D
+def query_gradients(given: OfQueries) -> Queries:
+    """Of queries, whose map has 64 columns."""
+    q, *others = given
+    B, S, H, D = q.shape
+    dq, (delta, share) = torch.empty_like(q, memory_format=CONTIGUOUS), torch.empty(2, B, S, H, device=q.device,
+                                                                                    dtype=torch.float32)
+    found, dmap = (torch.empty(shape, device=q.device, dtype=torch.float32)
+                   for shape in ((2, B, H, S), (B, H, D, given.q_map.shape[2])))
+    key = "queries", q.get_device(), q.dtype, D
     if key not in _launchers:
-        arch.require_hopper(x.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
-    _launchers[key](x, (*others, *made, dmap))
-    return dmap
+        arch.require_hopper(q.device)
+        _launchers[key] = function(queries_recipe(GradientSpec(dtypes.name_of(q.dtype), D)))
+    _launchers[key](q, (*others, dq, delta, share, found, dmap), exponents(D))
+    return Queries(dq, delta, share, found.transpose(2, 3), dmap)
+
+
+def keys_recipe(spec: GradientSpec) -> Recipe:
+    """The kernel's of the gradients of keys and values."""
+    return Recipe("tkq.linear_attention.hedgehog.key_kernel:KeyGradients", (spec, KeyConfig()))
+
+
+class OfKeys(NamedTuple):
+    """What the launch for keys and values takes, as `key_tiles.Operands` has it, but for what it gives."""
+
+    k: Tensor
+    q: Tensor
+    v: Tensor
+    do: Tensor
+    k_map: Tensor
+    q_map: Tensor
+    inverse: Tensor
+    most: Tensor
+    delta: Tensor
+    share: Tensor
+    largest: Tensor
+    linear: Tensor
+    window: Tensor
+
+
+def key_gradients(given: OfKeys) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32); the map has 64 columns."""
+    k, *others = given
+    B, _, H, D = k.shape
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, given.v))
+    dmap = torch.empty(B, H, D, given.k_map.shape[2], device=k.device, dtype=torch.float32)
+    key = "keys", k.get_device(), k.dtype, D
+    if key not in _launchers:
+        arch.require_hopper(k.device)
+        _launchers[key] = function(keys_recipe(GradientSpec(dtypes.name_of(k.dtype), D)))
+    _launchers[key](k, (*others, dk, dv, dmap), exponents(D))
+    return dk, dv, dmap

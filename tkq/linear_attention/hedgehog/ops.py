@@ -82,18 +82,18 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
 
 
 def _forward(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
-    """(o, of each token 1 over its denominator), of CUDA tensors."""
+    """(o, of each token 1 over its denominator and the largest score in its window), of CUDA tensors."""
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
-    o, inverse, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
+    *found, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
     if call is not None:
-        _call_cache.add((*given, window_size), *call, (o, inverse))
-    return o, inverse
+        _call_cache.add((*given, window_size), *call, tuple(found))
+    return tuple(found)
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor,
-          window_size: int) -> tuple[Tensor, Tensor]:
+          window_size: int) -> tuple[Tensor, Tensor, Tensor]:
     given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size
     found = _call_cache.take(*given)
     if found is None:
@@ -107,26 +107,26 @@ def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
     o, inverse = reference.outputs(*given)
-    return o.to(q.dtype).contiguous(), inverse.contiguous()
+    return o.to(q.dtype).contiguous(), inverse.contiguous(), reference.largest_scores(q, k).contiguous()
 
 
 def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
     check_call(q, k, v, q_map, k_map, linear_factor, window_factor)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return q.new_empty(q.shape), *(q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
-def _backward_cuda(do: Tensor, o: Tensor, inverse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor,
-                   k_map: Tensor, linear_factor: Tensor, window_factor: Tensor, needs: list[bool]
+def _backward_cuda(do: Tensor, o: Tensor, inverse: Tensor, most: Tensor, q: Tensor, k: Tensor, v: Tensor,
+                   q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor, needs: list[bool]
                    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
-    saved = Saved(o, inverse, q, k, v, q_map, k_map, linear_factor, window_factor)
-    return _as(backward(for_tma(do), saved, tuple(needs)), saved[2:], needs)
+    given = q, k, v, q_map, k_map, linear_factor, window_factor
+    return _as(backward(for_tma(do), Saved(o, inverse, most, *given), tuple(needs)), given, needs)
 
 
-def _backward_cpu(do, o, inverse, *given):
+def _backward_cpu(do, o, inverse, most, *given):
     *given, needs = given
     return _as(reference.hedgehog_backward(do, *reference.outputs(*given), *given), given, needs)  # o, not rounded
 
@@ -137,7 +137,7 @@ def _as(found, given, needs):
                  for x, of, needed in zip(found, given, needs))
 
 
-def _backward_fake(do, o, inverse, *given):
+def _backward_fake(do, o, inverse, most, *given):
     *given, needs = given
     return tuple(of.new_empty(of.shape if needed else 0) for of, needed in zip(given, needs))
 
@@ -147,7 +147,7 @@ _backward_op = ops.torch_op("hedgehog_backward", cuda=_backward_cuda, cpu=_backw
 
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*output, *inputs[:len(NAMES)])
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
@@ -158,7 +158,7 @@ def _record(ctx, *given):
     return found[0]
 
 
-def _back(ctx, do, dinverse=None):
+def _back(ctx, do, *of_numbers):
     needs = list(ctx.needs_input_grad[:len(NAMES)])
     if do is None:
         return (None,) * (len(NAMES) + 1)

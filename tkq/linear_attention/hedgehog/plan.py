@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import FeatureConfig, HedgehogConfig
-from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec
+from tkq.linear_attention.hedgehog.config import HedgehogConfig, QueryConfig
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec
 
 
 def plan(spec: HedgehogSpec) -> HedgehogConfig:
@@ -12,9 +12,9 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
     return HedgehogConfig(groups, (24, 232, 240) if groups == 1 else (24, 136, 176))
 
 
-def feature_plan(spec: FeatureSpec) -> FeatureConfig:
-    """A state of 64 columns leaves registers for the gradients, which take as many of both sizes."""
-    return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 136, 216))
+def query_plan(spec: GradientSpec) -> QueryConfig:
+    """A state of 64 columns leaves registers for the window."""
+    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((24, 152, 184))
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many

@@ -34,7 +34,7 @@ class HedgehogSpec:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them."""
+    """The window's part of the gradients, of maps of 32 columns. dtype, head_dim: as `HedgehogSpec` has them."""
 
     dtype: str
     head_dim: int
@@ -45,20 +45,15 @@ class WindowSpec:
                 raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 
 
-OF = "queries", "keys"
-
-
 @dataclass(frozen=True)
-class FeatureSpec:
-    """The features' part of the gradients, of maps of 64 columns. dtype, head_dim: as `HedgehogSpec` has them. of:
-    "queries", or "keys", with values."""
+class GradientSpec:
+    """Gradients of queries, or of keys and values, of maps of 64 columns. dtype, head_dim: as `HedgehogSpec` has
+    them."""
 
     dtype: str
     head_dim: int
-    of: str
 
     def __post_init__(self):
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
-                                   ("of", self.of, OF)):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
             if got not in allowed:
-                raise ValueError(f"FeatureSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+                raise ValueError(f"GradientSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")

@@ -104,7 +104,7 @@ class WeightsPart:
             s.keys.wait(keys)
             tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
             tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-            self.softmax(g, w, i)
+            self.softmax(g, t, w, i)
             s.weights.acquire_empty(out)
             self.put_weights(w, w.now, s.p[2 * out.stage], window)
             tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
@@ -129,9 +129,9 @@ class WeightsPart:
         # the last chunk's keys leave the window for no query
 
     @cute.jit
-    def softmax(self, g, w, i):
+    def softmax(self, g, t, w, i):
         """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
-        sums."""
+        sums. The largest score of each token goes to global memory."""
         tk.mma_wait(1)
         tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
         tk.row_max(w.most, w.now)
@@ -139,6 +139,7 @@ class WeightsPart:
         if i == 0:
             tk.neg_infty(w.past)
         tk.row_max(w.most, w.past, w.most)
+        tk.store_rows(g.most[t.batch, None, t.head], w.most, i * CHUNK, g.tokens)
         tk.mul(w.most, w.most, g.scale)
         for x in (w.now, w.past):
             view = x.rows_view
