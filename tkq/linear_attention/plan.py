@@ -6,8 +6,9 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
-# of pairs, where the producer's warpgroup makes what gates are for, too: registers with one warpgroup of scores, and two
-OF_PAIRS = (40, 104, 184), (32, 80, 144)
+# registers of pairs, where the producer's warpgroup makes what gates are for, too, with one warpgroup of scores and
+# with two; and of one head whose scores are made by two in turn
+OF_PAIRS, IN_TURNS = ((40, 104, 184), (32, 80, 144)), (24, 144, 200)
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
@@ -25,10 +26,17 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    scores = 4 * spec.scored if spec.second else 2 * heads + 2 * spec.exact
+    turns = heads == groups == 1 and in_turns(spec)
+    ahead = 4 if turns else 2
+    scores = 4 * spec.scored if spec.second else ahead * heads + 2 * spec.exact
     rest = (scores + groups + spec.summed) * tile
-    rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
+    if spec.delta:
+        rest += (2 if known else 4) * tile + 1024
+    elif spec.ssd or turns or heads == 2:  # factors of more stages, or of more kinds
+        rest += 2048 * (ahead * heads - 1)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
+    if turns:
+        return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead)
     if heads == 1:
         return LinearConfig(groups, stages, _registers(spec, groups))
     apart = spec.gated and spec.head_dim <= CHUNK  # a wider state has no registers beside four warpgroups
@@ -42,6 +50,13 @@ def paired(spec: LinearSpec) -> bool:
     one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
     found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return spec.value_dim <= CHUNK and spec.head_dim <= NARROW and not (one or found)
+
+
+def in_turns(spec: LinearSpec) -> bool:
+    """Are scores worth two warpgroups, which take chunks in turn? With gates and one warpgroup of the state: plain
+    scores do not take longer than what the state does with them. Not the delta rule's, whose inverses need registers,
+    nor those in two parts."""
+    return spec.gated and spec.scored and spec.head_dim <= NARROW and not (spec.delta or spec.dot or spec.second)
 
 
 def spilled(spec: LinearSpec) -> int:

@@ -7,17 +7,19 @@ from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.engine.segmented import visited
+from tkq.linear_attention.engine.turns import Turns
 
 
 class FactorWarps:
     """With two heads a block's scores would wait for the factors of both. So each head has a warp beside the producer
-    that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
-    there factors are handed over."""
+    that makes its factors, one chunk ahead. These warps and the scores' warpgroup, or that of a head and its warp,
+    share a named barrier, once a chunk: there factors are handed over."""
 
-    def __init__(self, gate: Any, barrier: int, scores: int):
-        """barrier: its number. count: of these warps; 0 where the scores' first warp makes the factors."""
-        self.gate, self.heads, self.barrier = gate, gate.heads, barrier
-        self.count, self.scores = gate.own_warps * gate.heads.count, scores
+    def __init__(self, gate: Any, barrier: int, turns: Turns):
+        """barrier: the number of the first one. count: of these warps; 0 where the scores' first warp makes the
+        factors."""
+        self.gate, self.heads, self.turns, self.barrier = gate, gate.heads, turns, barrier
+        self.count = gate.own_warps * gate.heads.count
 
     @cute.jit
     def beside(self, produce: Constexpr, g, s, t):
@@ -43,9 +45,6 @@ class FactorWarps:
             self.meet(self.heads.head_of_warp())
             room.advance()
 
-    def meet(self, head):
-        """A chunk's factors are there: all that share the barrier."""
-        if self.scores > 1:
-            tk.sync(self.barrier + 3 * head, tk.WARPGROUP + 32)
-        else:
-            tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)
+    def meet(self, wg):
+        """A chunk's factors are there: all that share the barrier of a warpgroup of the scores."""
+        tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * (self.count // self.turns.of_chunk))

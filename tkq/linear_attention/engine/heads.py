@@ -11,8 +11,9 @@ class Heads:
     with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
     for each head. A stage of the scores has a place for each."""
 
-    def __init__(self, count: int):
-        self.count, self.places = count, 2 * count
+    def __init__(self, count: int, stages: int = 2):
+        """stages: of the scores."""
+        self.count, self.places = count, stages * count
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""

@@ -6,7 +6,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
@@ -22,9 +22,11 @@ from tkq.linear_attention.engine.neighbours import Neighbours
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
+from tkq.linear_attention.engine.scores import Scores
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
+from tkq.linear_attention.engine.turns import Turns
 from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -49,32 +51,33 @@ class LinearAttention:
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
-      scores (a warpgroup)     Q K', of one head factors, mask: P | P of the next chunk | ..
+      scores (1 or 2)          Q K', of one head factors, mask: P | P of the warpgroup's next chunk (see `turns`) | ..
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
 
-      pipe      stages           full (arrivals)            empty (arrivals)
-      tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
-      scores    2                warps of the scores (4)    warps of the state (4 groups)
+      pipe      stages               full (arrivals)            empty (arrivals)
+      tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 or 8 + 4 groups)
+      scores    config.score_stages  warps that make it (4, 8)  warps of the state (4 groups)
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.heads = Heads(config.heads)
+        self.heads, self.turns = Heads(config.heads, config.score_stages), Turns(config)
         self.gate = Gate(spec, self.ssd, self.heads)
-        self.factors = FactorWarps(self.gate, SCORES_BARRIER, config.scores)
+        self.factors = FactorWarps(self.gate, SCORES_BARRIER, self.turns)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True, inverse=spec.inverse)
+        self.scores = Scores(spec, self.delta, spec.strict or self.ssd.apart)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
-        self.two = spec.updates or self.second.query  # are there outputs beside o?
+        self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
         self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
@@ -123,8 +126,8 @@ class LinearAttention:
             kept = at.stores(at.rows(operands.inverse), self.p_tile)
         if const_expr(self.spec.writes):
             o = at.stores(at.rows(operands.o), self.v_tile)
-        if const_expr(self.spec.writes and bool(self.two)):
-            dv = at.stores(at.rows(operands.dv), self.v_tile)
+            if const_expr(self.two):
+                dv = at.stores(at.rows(operands.dv), self.v_tile)
         if const_expr(self.spec.less):
             less = at.loads(at.rows(operands.less), self.v_tile)
         if const_expr(self.spec.has_x):
@@ -143,25 +146,25 @@ class LinearAttention:
             inverse=inverse, kept=kept, segments=self.segmented.count(operands), less=less, reach=operands.reach)
         parts, blocks = -(-self.segmented.columns // (CHUNK * c.groups // c.heads)), at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), self.segmented.blocks(operands, blocks)],
-                              block=[tk.WARPGROUP * (c.groups + 1 + c.scores), 1, 1], cluster=self.neighbours.launched(),
-                              stream=stream, min_blocks_per_mp=1)
+                              block=[tk.WARPGROUP * (1 + c.scores + c.groups), 1, 1], stream=stream,
+                              cluster=self.neighbours.launched(), min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n, x = c.groups, int(self.spec.has_x)
+        n, x, makers = c.groups, int(self.spec.has_x), self.turns.of_chunk
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, 2 * c.heads) if self.spec.scored else None,
+                   al.tile(self.p_tile, self.heads.places) if self.spec.scored else None,
                    al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
-                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 * (c.scores + n)),
-                   al.pipe(2, 0, 4 * n, producers=4 * c.scores))
+                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 * (makers + n)),
+                   al.pipe(c.score_stages, 0, 4 * n, producers=4 * makers))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
@@ -214,63 +217,44 @@ class LinearAttention:
         """P of each chunk, and beside it, of one head, what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
-        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
-        self.first_product(s, t, 0, ring, x, self.early)
-        for i in cutlass.range(t.chunks, unroll=1):
-            self.first_product(s, t, i, ring, x, not self.early)
+        first, every = self.turns.begin(wg, ring, out), self.turns.every
+        gates, mine = self.gate.begin(g, t, self.order(t, first)), self.delta.begin(g, t, self.order(t, first))
+        self.scores.begin(s, t, first, ring, x, self.early)
+        for i in cutlass.range(first, t.chunks, every, unroll=1):
+            self.scores.begin(s, t, i, ring, x, not self.early)
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, self.heads.place_of_warp(out)), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             if const_expr(not self.spec.delta):
-                self.gate.ask(g, t, self.order(t, i + 1), gates)
+                self.gate.ask(g, t, self.order(t, i + every), gates)
             self.factors.meet(wg)
-            for i_head in cutlass.range_constexpr(self.heads.count // self.config.scores):
-                head = wg if const_expr(self.config.scores > 1) else i_head
+            for n in cutlass.range_constexpr(self.turns.heads):
+                head = self.turns.head(wg, n)
                 between = self.gate.between(s.gate, gates, self.heads.place(out, head))
                 tk.mma_wait(0)
                 if const_expr(self.spec.scored):
                     self.ssd.put_diagonal(s.diagonal, x, between, g.scale, self.heads.place(out, head))
                     self.gate.weigh(p, x, between, g.scale)
                     self.delta.products(x, keys[ring.stage])
-                    self.put_scores(s.p[self.heads.place(out, head)], p)
+                    self.scores.put(s.p[self.heads.place(out, head)], p)
             if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x)
-                self.put_scores(s.rest[out.stage], p)
+                self.scores.put(s.rest[out.stage], p)
             if const_expr(self.spec.scored):
-                self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)
+                self.second.put(s, x, p, gates, (ring.stage, out.stage), self.scores.put)
             tk.mma_wait(0)
             s.tokens.release(ring)
-            ring.advance()
+            self.turns.advance(ring)
             self.delta.put(s.delta, x, mine, between, out.stage)
             if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
-                self.gate.ask(g, t, self.order(t, i + 1), gates)
-                self.delta.ask(g, t, self.order(t, i + 1), mine)
-            self.first_product(s, t, i + 1, ring, x, self.early)
+                self.gate.ask(g, t, self.order(t, i + every), gates)
+                self.delta.ask(g, t, self.order(t, i + every), mine)
+            self.scores.begin(s, t, i + every, ring, x, self.early)
             self.delta.invert(s.delta, tk.rt_fl(CHUNK), mine, out.stage)
             tk.publish()
             s.scores.commit(out)
-            out.advance()
+            self.turns.advance(out)
         tk.mma_wait(0)
-
-    @cute.jit
-    def first_product(self, s, t, i, ring, x: tk.RegTile, now: Constexpr[bool]):
-        """The i-th chunk's is under way; behind the last chunk there is one of whatever lies there, not used."""
-        if const_expr(now):
-            if i < t.chunks:
-                s.tokens.wait(ring)
-            if const_expr(self.spec.scored):
-                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            else:
-                self.delta.products(x, s.k[ring.stage])
-
-    def put_scores(self, tile, p, apart=None):
-        """Without those of tokens that a query does not see. apart: by how many tokens both are at least."""
-        apart = int(self.spec.strict or self.ssd.apart) if apart is None else apart
-        if self.spec.reverse:
-            tk.left_fill(p, apart, 0.0, diagonal=True)
-        else:
-            tk.right_fill(p, 1 - apart, 0.0, diagonal=True)
-        tk.store(tile, p)
 
     @cute.jit
     def keep_state(self, g, s, t, wg):
