@@ -48,6 +48,7 @@ WIDE, WIDE_DELTA, WIDE_HARD, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for 
 CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
     "packed_sequences", "a_batch"))
 PAIRS = (f"{TESTS}test_heads.py::test_mamba2[128-64-310-without1]",)
+APART_PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-1-without0]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name in (
@@ -261,14 +262,6 @@ MUTANTS = (
          WIDE_DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
-        ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
-         "tk.right_fill(p, 0, 0.0, diagonal=True)", ODD),
-        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
-         "tk.left_fill(p, 1, 0.0, diagonal=True)", ODD),
-        ("strict_mask_with_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
-         "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
-        ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
-         "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
@@ -281,11 +274,6 @@ MUTANTS = (
          "found = [(s.k[stage], g.k, (t.batch, t.head, chunk, 0))]", ODD),
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
          "tk.zero(state)", STATES),
-        ("no_wait_for_tokens", """
-            if i < t.chunks:
-                s.tokens.wait(ring)
-            if const_expr(self.spec.scored):
-         """, "if const_expr(self.spec.scored):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """
@@ -296,6 +284,27 @@ MUTANTS = (
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, READS)),
+    *family(
+        "linear", "tkq/linear_attention/engine/scores.py",
+        ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
+         "tk.right_fill(p, 0, 0.0, diagonal=True)", ODD),
+        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
+         "tk.left_fill(p, 1, 0.0, diagonal=True)", ODD),
+        ("strict_mask_with_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
+         "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
+        ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
+         "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
+        ("no_wait_for_tokens", """
+            if i < t.chunks:
+                s.tokens.wait(ring)
+            if const_expr(self.spec.scored):
+         """, "if const_expr(self.spec.scored):", LOADS),
+        ("diagonal_twice", "self.spec, self.delta, self.apart = spec, delta, int(apart)",
+         "self.spec, self.delta, self.apart = spec, delta, int(spec.strict)", SSD_GRADIENTS)),
+    *family(
+        "linear_turns", "tkq/linear_attention/engine/turns.py",
+        ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),
+        ("first_head_alone", "return n if self.of_chunk == 1 else wg", "return n", APART_PAIRS)),
     *family(
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
@@ -309,7 +318,8 @@ MUTANTS = (
         "linear", "tkq/linear_attention/engine/factors.py",
         ("factors_of_the_first_chunk", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", "pass", PAIRS),
         ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
-        ("factors_not_waited_for", "tk.sync(self.barrier, tk.WARPGROUP + 32 * self.count)", "",
+        ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), "
+         "tk.WARPGROUP + 32 * (self.count // self.turns.of_chunk))", "",
          pressed("naps-linear_pairs"))),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",
@@ -341,10 +351,6 @@ MUTANTS = (
          "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
         ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",
          "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", SSD_GRADIENTS)),
-    *family(
-        "linear", "tkq/linear_attention/engine/kernel.py",
-        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart) if apart is None else apart",
-         "apart = int(self.spec.strict) if apart is None else apart", SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("states_without_the_step", "left = left * logs[2 + e] if const_expr(self.adds) else left", "pass", SSD),
