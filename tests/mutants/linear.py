@@ -48,7 +48,6 @@ WIDE, WIDE_DELTA, WIDE_HARD, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for 
 CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
     "packed_sequences", "a_batch"))
 PAIRS = (f"{TESTS}test_heads.py::test_mamba2[128-64-310-without1]",)
-APART_PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-1-without0]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name in (
@@ -304,7 +303,7 @@ MUTANTS = (
     *family(
         "linear_turns", "tkq/linear_attention/engine/turns.py",
         ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),
-        ("first_head_alone", "return n if self.of_chunk == 1 else wg", "return n", APART_PAIRS)),
+        ("all_chunks_each", "self.every = config.scores", "self.every = 1", PAIRS)),
     *family(
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
@@ -318,8 +317,7 @@ MUTANTS = (
         "linear", "tkq/linear_attention/engine/factors.py",
         ("factors_of_the_first_chunk", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", "pass", PAIRS),
         ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
-        ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), "
-         "tk.WARPGROUP + 32 * (self.count // self.turns.of_chunk))", "",
+        ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",

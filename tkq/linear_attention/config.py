@@ -12,8 +12,8 @@ class LinearConfig:
     """groups: warpgroups of a block that hold 64 rows of the state's V each. stages: chunks of q, k and v that are
     loaded ahead. registers: of a thread of the producer, of the scores' warpgroup and of the state's warpgroups. heads:
     of a block: 1, or 2 that share one of q and k, with a warpgroup of the state each, whose V is 64 at most. scores:
-    warpgroups of these: 1; or 2, of two heads one for each, of one head two that take chunks in turn. score_stages:
-    chunks whose scores are made ahead."""
+    warpgroups of these: 1, or, of one head, 2 that take chunks in turn. score_stages: chunks whose scores are made
+    ahead."""
 
     groups: int = 2
     stages: int = 2

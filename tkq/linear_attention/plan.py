@@ -6,9 +6,8 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
-# registers of pairs, where the producer's warpgroup makes what gates are for, too, with one warpgroup of scores and
-# with two; and of one head whose scores are made by two in turn
-OF_PAIRS, IN_TURNS = ((40, 104, 184), (32, 80, 144)), (24, 144, 200)
+# registers: of pairs, where the producer's warpgroup makes what gates are for, too; where scores are made in turn
+OF_PAIRS, IN_TURNS = (40, 104, 184), (24, 144, 200)
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
@@ -37,10 +36,7 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     if turns:
         return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead)
-    if heads == 1:
-        return LinearConfig(groups, stages, _registers(spec, groups))
-    apart = spec.gated and spec.head_dim <= CHUNK  # a wider state has no registers beside four warpgroups
-    return LinearConfig(groups, stages, OF_PAIRS[apart], heads, 1 + apart)
+    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads)
 
 
 def paired(spec: LinearSpec) -> bool:

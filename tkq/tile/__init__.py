@@ -164,6 +164,7 @@ from .transfer import (
     store_rows,
     store_T,
 )
+from .triangle import apply_triangle
 from .views import groups_apart, packed, ragged, ragged_store, row_groups
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)

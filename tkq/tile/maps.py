@@ -105,22 +105,32 @@ def apply_narrow(dst, f, *operands):
     two begin, so that few results live in fp32."""
     several = isinstance(dst, tuple)
     to, dst = dst if several else (dst,), dst[0] if several else dst
-    if not all(isinstance(d, RegTile) and d.dtype in HALF for d in to):
-        names = ", ".join(map(_name, to))
-        raise TypeError(f"apply_narrow: dst is {names}, allowed are register tiles of bf16 and fp16")
-    for name, x in (*zip("abcdefgh", operands), *(("of dst", d) for d in to)):
-        if isinstance(x, (RegTile, ColVec)) and x.cols != dst.cols:
-            raise ValueError(f"apply_narrow: operand {name} is {_name(x)}, dst is {dst}")
-        if isinstance(x, RegTile) and x.dtype not in (Float32, dst.dtype):
-            raise TypeError(f"apply_narrow: operand {name} is {x}, dst is {dst}: allowed are fp32 and dst's type")
-    for name, x in zip("abcdefgh", operands):
-        if not isinstance(x, (*_TILES, int, float, Numeric)) and x is not COLUMN:
-            raise TypeError(f"apply_narrow: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
+    check_narrow("apply_narrow", to, operands)
     pairs = [cute.recast_tensor(d.tensor, Int32) for d in to]
     for i in range(dst.cols // 4):
         two = [f(*[element(x, 2 * i + e) for x in operands]) for e in range(2)]
         for k, pair in enumerate(pairs):
             pair[i] = _cvt2(*[x[k] if several else x for x in two], dst.dtype)
+
+
+def check_narrow(what, to, operands):
+    """Operands of `apply_narrow`, and of what computes a part of its elements. to: all its destinations.
+
+    Raises:
+        TypeError, ValueError: one of them is none that it takes, or of another width.
+    """
+    if not all(isinstance(d, RegTile) and d.dtype in HALF for d in to):
+        names = ", ".join(map(_name, to))
+        raise TypeError(f"{what}: dst is {names}, allowed are register tiles of bf16 and fp16")
+    dst = to[0]
+    for name, x in (*zip("abcdefgh", operands), *(("of dst", d) for d in to)):
+        if isinstance(x, (RegTile, ColVec)) and x.cols != dst.cols:
+            raise ValueError(f"{what}: operand {name} is {_name(x)}, dst is {dst}")
+        if isinstance(x, RegTile) and x.dtype not in (Float32, dst.dtype):
+            raise TypeError(f"{what}: operand {name} is {x}, dst is {dst}: allowed are fp32 and dst's type")
+    for name, x in zip("abcdefgh", operands):
+        if not isinstance(x, (*_TILES, int, float, Numeric)) and x is not COLUMN:
+            raise TypeError(f"{what}: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
 
 
 def element(x, i):

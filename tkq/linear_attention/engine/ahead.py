@@ -22,11 +22,11 @@ class Ahead(NamedTuple):
     step: Any
 
 
-def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True, heads: Heads = ONE) -> Ahead:
+def begin(x: cute.Tensor, g, t, chunk, step: int, carried: bool = True, heads: Heads = ONE) -> Ahead:
     """Of each lane of a warpgroup's first warp, or of one for each of a block's heads, for the first chunk. x: (B, S,
-    HO). What is made of the numbers waits for them: it is made when the chunk comes. carried: is there a register for
-    `first`?"""
-    first, step = None, Int64(x.stride[1]) * (-CHUNK if reverse else CHUNK)
+    HO). What is made of the numbers waits for them: it is made when the chunk comes. step: how many chunks behind it
+    the next one is. carried: is there a register for `first`?"""
+    first, step = None, Int64(x.stride[1]) * (step * CHUNK)
     if carried:
         first = cute.make_rmem_tensor((1,), Int64)
         first[0] = (Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1]

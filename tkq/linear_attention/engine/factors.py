@@ -7,17 +7,16 @@ from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.engine.segmented import visited
-from tkq.linear_attention.engine.turns import Turns
+from tkq.linear_attention.engine.turns import ScoreTurns
 
 
 class FactorWarps:
     """With two heads a block's scores would wait for the factors of both. So each head has a warp beside the producer
-    that makes its factors, one chunk ahead. These warps and the scores' warpgroup, or that of a head and its warp,
-    share a named barrier, once a chunk: there factors are handed over."""
+    that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
+    there factors are handed over."""
 
-    def __init__(self, gate: Any, barrier: int, turns: Turns):
-        """barrier: the number of the first one. count: of these warps; 0 where the scores' first warp makes the
-        factors."""
+    def __init__(self, gate: Any, barrier: int, turns: ScoreTurns):
+        """barrier: the first one's number. count: of these warps; 0 where a first warp of scores makes the factors."""
         self.gate, self.heads, self.turns, self.barrier = gate, gate.heads, turns, barrier
         self.count = gate.own_warps * gate.heads.count
 
@@ -42,9 +41,9 @@ class FactorWarps:
             self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)
             s.scores.acquire_empty(room)
             self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))
-            self.meet(self.heads.head_of_warp())
+            self.meet(0)
             room.advance()
 
     def meet(self, wg):
-        """A chunk's factors are there: all that share the barrier of a warpgroup of the scores."""
-        tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * (self.count // self.turns.of_chunk))
+        """A chunk's factors are there: all that share the barrier. wg: of scores."""
+        tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)

@@ -42,10 +42,10 @@ class Gate:
     has a factor from 0 to 1, as a decay of its own: in the scores as a part of the exponent, and where a state takes up
     a key, or gives a query, as a part of that factor. There need be no other gate."""
 
-    def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE):
+    def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE, every: int = 1):
         """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token.
-        heads: of a block, each of which has a warp that makes its factors."""
-        self.heads = heads
+        heads: of a block, each of which has a warp that makes its factors. every: how many chunks it goes on by."""
+        self.heads, self.step = heads, -every if spec.reverse else every
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.decays = spec.gate != "none"
         self.ssd = ssd if spec.ssd else None
@@ -77,9 +77,9 @@ class Gate:
         """A lane's numbers of the first chunk, which are on their way (see `ahead`): gates, beta of what was kept."""
         t, mine, kept = self.heads.of_warp(t), None, None
         if self.decays:
-            mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse, heads=self.heads)
+            mine = ahead.begin(self.numbers(g), g, t, chunk, self.step, heads=self.heads)
         if self.kept:
-            kept = ahead.begin(g.beta, g, t, chunk, self.spec.reverse, carried=False, heads=self.heads)
+            kept = ahead.begin(g.beta, g, t, chunk, self.step, carried=False, heads=self.heads)
         return mine, kept
 
     def numbers(self, g) -> cute.Tensor:
@@ -173,14 +173,15 @@ class Gate:
         if lane == 0:
             shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
 
-    def weigh(self, p, x, between, scale):
-        """p = x times scale and the decay from each key to each query; where `weigh_rest` follows, x is that, too."""
+    def weigh(self, p, x, between, scale, apply=tk.apply_narrow):
+        """p = x times scale and the decay from each key to each query; where `weigh_rest` follows, x is that, too.
+        apply: which of p's elements are made, `tk.apply_narrow` or another."""
         if between is None:
-            tk.apply_narrow(p, lambda s: s * scale, x)
+            apply(p, lambda s: s * scale, x)
             return
         weights = self.weights(between, scale)
         if not self.spec.exact_scores:
-            tk.apply_narrow(p, lambda s, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True), x, *weights)
+            apply(p, lambda s, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True), x, *weights)
             return
         for at in range(cute.size(x.tensor)):
             i, j, f = (element(w, at) for w in weights)

@@ -26,7 +26,7 @@ from tkq.linear_attention.engine.scores import Scores
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
-from tkq.linear_attention.engine.turns import Turns
+from tkq.linear_attention.engine.turns import ScoreTurns
 from tkq.linear_attention.outputs import put
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -51,21 +51,21 @@ class LinearAttention:
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
-      scores (1 or 2)          Q K', of one head factors, mask: P | P of the warpgroup's next chunk (see `turns`) | ..
+      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  (2 take chunks in turn)
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
 
       pipe      stages               full (arrivals)            empty (arrivals)
-      tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 or 8 + 4 groups)
-      scores    config.score_stages  warps that make it (4, 8)  warps of the state (4 groups)
+      tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 + 4 groups)
+      scores    config.score_stages  warps that make them (4)   warps of the state (4 groups)
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.heads, self.turns = Heads(config.heads, config.score_stages), Turns(config)
-        self.gate = Gate(spec, self.ssd, self.heads)
+        self.heads, self.turns = Heads(config.heads, config.score_stages), ScoreTurns(config)
+        self.gate = Gate(spec, self.ssd, self.heads, self.turns.every)
         self.factors = FactorWarps(self.gate, SCORES_BARRIER, self.turns)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
@@ -154,7 +154,7 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n, x, makers = c.groups, int(self.spec.has_x), self.turns.of_chunk
+        n, x = c.groups, int(self.spec.has_x)
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
@@ -163,8 +163,8 @@ class LinearAttention:
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
-                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 * (makers + n)),
-                   al.pipe(c.score_stages, 0, 4 * n, producers=4 * makers))
+                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 + 4 * n),
+                   al.pipe(c.score_stages, 0, 4 * n, producers=4))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
@@ -228,13 +228,12 @@ class LinearAttention:
             if const_expr(not self.spec.delta):
                 self.gate.ask(g, t, self.order(t, i + every), gates)
             self.factors.meet(wg)
-            for n in cutlass.range_constexpr(self.turns.heads):
-                head = self.turns.head(wg, n)
+            for head in cutlass.range_constexpr(self.heads.count):
                 between = self.gate.between(s.gate, gates, self.heads.place(out, head))
                 tk.mma_wait(0)
                 if const_expr(self.spec.scored):
                     self.ssd.put_diagonal(s.diagonal, x, between, g.scale, self.heads.place(out, head))
-                    self.gate.weigh(p, x, between, g.scale)
+                    self.scores.weigh(self.gate, p, x, between, g.scale)
                     self.delta.products(x, keys[ring.stage])
                     self.scores.put(s.p[self.heads.place(out, head)], p)
             if const_expr(self.spec.exact_scores):
@@ -275,6 +274,9 @@ class LinearAttention:
             if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
+            if const_expr(self.products.one):  # values and state get their decays while queries meet the state before
+                self.take_up(g, s, c, second, (wg, ring.stage, scores))
+                self.decay(s, c, decay, wg, scores)
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
@@ -283,10 +285,10 @@ class LinearAttention:
             if const_expr(self.second.there):  # before, registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            self.take_up(g, s, c, second, (wg, ring.stage, scores))
-            self.products.behind_updates(c, s, ring.stage)
-            self.gate.decay(c, s.gate, self.heads.place(scores, wg))
-            self.segmented.decay(decay, s.gate, scores.stage)
+            if const_expr(not self.products.one):
+                self.take_up(g, s, c, second, (wg, ring.stage, scores))
+                self.products.behind_updates(c, s, ring.stage)
+                self.decay(s, c, decay, wg, scores)
             if const_expr(not self.second.there):
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
             for values in self.gate.values(c):
@@ -317,6 +319,11 @@ class LinearAttention:
         wg, stage, scores = at
         self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
         self.second.take_up(g, c, s, second, (self.tile(stage, wg), scores.stage))
+
+    def decay(self, s, c, decay, wg, scores):
+        """The state to a chunk's end, with it what a segment's chunks make of a state."""
+        self.gate.decay(c, s.gate, self.heads.place(scores, wg))
+        self.segmented.decay(decay, s.gate, scores.stage)
 
     def add_outputs(self, g, s, c, wg, at):
         """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the

@@ -1,4 +1,5 @@
 """Scores of a chunk's tokens: the part of `LinearAttention` that multiplies queries and keys, and stores P."""
+from functools import partial
 from typing import Any
 
 import cutlass.cute as cute
@@ -15,6 +16,8 @@ class Scores:
     def __init__(self, spec: LinearSpec, delta: Any, apart: bool):
         """apart: a token does not see itself."""
         self.spec, self.delta, self.apart = spec, delta, int(apart)
+        # is the half that is seen made by itself? Of the delta rule, and in two parts, there are more steps behind it
+        self.half = not (spec.delta or spec.exact_scores)
 
     @cute.jit
     def begin(self, s, t, i, ring, x: tk.RegTile, now: Constexpr[bool]):
@@ -28,10 +31,19 @@ class Scores:
             else:
                 self.delta.products(x, s.k[ring.stage])
 
+    def weigh(self, gate, p, x, between, scale):
+        """p = scores, of which `put` stores those that are seen."""
+        if self.half:
+            gate.weigh(p, x, between, scale, partial(tk.apply_triangle, apart=self.apart, upper=self.spec.reverse))
+        else:
+            gate.weigh(p, x, between, scale)
+
     def put(self, tile, p, apart=None):
         """P to shared memory. apart: by how many tokens those are apart that see each other, at least."""
-        apart = self.apart if apart is None else apart
-        if self.spec.reverse:
+        half, apart = self.half and apart is None, self.apart if apart is None else apart
+        if half:
+            pass
+        elif self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
             tk.right_fill(p, 1 - apart, 0.0, diagonal=True)
