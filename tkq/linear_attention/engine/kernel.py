@@ -78,6 +78,7 @@ class LinearAttention:
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
+        self.decays_early = self.products.one and config.groups == 1  # two warpgroups have no registers for it
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
         self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
@@ -274,9 +275,10 @@ class LinearAttention:
             if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
-            if const_expr(self.products.one):  # values and state get their decays while queries meet the state before
+            if const_expr(self.decays_early):  # values and state get their decays while queries meet the state before
                 self.take_up(g, s, c, second, (wg, ring.stage, scores))
                 self.decay(s, c, decay, wg, scores)
+                s.scores.wait(scores)  # there already: the assembler would put all this behind the next wait
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
@@ -285,7 +287,7 @@ class LinearAttention:
             if const_expr(self.second.there):  # before, registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            if const_expr(not self.products.one):
+            if const_expr(not self.decays_early):
                 self.take_up(g, s, c, second, (wg, ring.stage, scores))
                 self.products.behind_updates(c, s, ring.stage)
                 self.decay(s, c, decay, wg, scores)
