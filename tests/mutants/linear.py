@@ -285,14 +285,10 @@ MUTANTS = (
          """, READS)),
     *family(
         "linear", "tkq/linear_attention/engine/scores.py",
-        ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
-         "tk.right_fill(p, 0, 0.0, diagonal=True)", ODD),
-        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
-         "tk.left_fill(p, 1, 0.0, diagonal=True)", ODD),
         ("strict_mask_with_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
-         "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
+         "tk.left_fill(p, 0, 0.0, diagonal=True)", SSD_GRADIENTS),
         ("no_wait_for_tokens", """
             if i < t.chunks:
                 s.tokens.wait(ring)
@@ -300,6 +296,12 @@ MUTANTS = (
          """, "if const_expr(self.spec.scored):", LOADS),
         ("diagonal_twice", "self.spec, self.delta, self.apart = spec, delta, int(apart)",
          "self.spec, self.delta, self.apart = spec, delta, int(spec.strict)", SSD_GRADIENTS)),
+    *family(
+        "linear_half", "tkq/tile/triangle.py",
+        ("without_the_diagonal", "behind = lane_id() // 4 - first_col()  # how far the row is behind the pair's first "
+         "column, where both are eight", "behind = lane_id() // 4 - first_col() - (1 - 2 * upper)", ODD),
+        ("of_the_whole_block", "if block == row:", "if block == -1:", ODD),
+        ("of_the_other_warp", "row, block = 2 * warp + i % 2, i // 2", "row, block = 2 * (3 - warp) + i % 2, i // 2", ODD)),
     *family(
         "linear_turns", "tkq/linear_attention/engine/turns.py",
         ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.tile import cases
+from tests.helpers.tile.kernels import narrow
 from tests.helpers.tile.run import DTYPES, normal, poisoned, run, same
 from tkq.tile.float8 import operand_column
 
@@ -25,6 +26,19 @@ def test_apply_narrow(dtype, cols):
         run("narrow:build_narrow", (dtype, cols), (a, b, v, w, limit, out))
         for got, (name, f) in zip(out, NARROW.items()):
             same(got, f(a, b.float(), v[:, None], w, n).to(DTYPES[dtype]), f"{name} {n}")
+
+
+@pytest.mark.parametrize("dtype", ("bf16", "fp16"))
+def test_apply_triangle(dtype):
+    """0 in the other half, also where what is not computed would be NaN."""
+    a, v, w = normal("fp32", 64, 64), normal("fp32", 64, seed=2), normal("fp32", 64, seed=3)
+    a[3, 40:], a[60, 61], a[40, 3] = math.nan, math.inf, math.nan
+    out = poisoned(dtype, len(narrow.TRIANGLES), 64, 64)
+    run("narrow:build_triangle", (dtype,), (a, v, w, out))
+    i, j = torch.arange(64, device="cuda")[:, None], torch.arange(64, device="cuda")
+    for got, how in zip(out, narrow.TRIANGLES, strict=True):
+        seen = j >= i + how["apart"] if how["upper"] else j <= i - how["apart"]
+        same(got, torch.where(seen, (a + v[:, None]) * w, 0.0).to(DTYPES[dtype]), str(how))
 
 
 @pytest.mark.parametrize("cols, every", cases.EXPONENTIALS)

@@ -166,6 +166,7 @@ def _cases():
     yield from (("sync:build_ring", x, ()) for x in ((1, 0), (2, 0), (3, 5)))
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
+    yield from (("narrow:build_triangle", (dtype,), ("F2FP",)) for dtype in ("bf16", "fp16"))
     yield from (("narrow:build_e4m3", (cols,), ("F2FP.SATFINITE.E4M3",)) for cols in (32, 128))
     yield from (("narrow:build_exp2", x, ("MUFU.EX2",) if x[1] != 1 else ()) for x in EXPONENTIALS)
     yield from (("narrow:build_exp2_e4m3", (64, 0.37, every), ("HFMA2", "VIADDMNMX.S16x2")) for every in (1, 3))

@@ -15,6 +15,22 @@ NARROW = {
     "column": lambda d, a, b, v, w, n: tk.apply_narrow(
         d, lambda x, c, limit: cutlass.select_(c < limit, x, Float32(0.0)), a, tk.COLUMN, n - tk.first_col()),
 }
+TRIANGLES = [dict(apart=apart, upper=upper) for apart in (0, 1) for upper in (False, True)]
+
+
+def build_triangle(dtype):
+    """a fp32 (64, 64), v and w (64): out (4, 64, 64) of dtype, a half of (a + v) * w for each of TRIANGLES."""
+    @cute.jit
+    def body(a, v, w, out):
+        ta, td, row, col = tk.rt_fl(64), tk.rt(64, tk.element_type(dtype)), tk.rv(), tk.cv(64)
+        get(ta, a)
+        tk.load_rows(row, v, 0, cute.size(v))
+        tk.load_cols(col, w, 0, cute.size(w))
+        for k in cutlass.range_constexpr(len(TRIANGLES)):
+            tk.apply_triangle(td, lambda x, r, c: (x + r) * c, ta, row, col, **TRIANGLES[k])
+            put(out[k, None, None], td)
+
+    return one_block(body, (tensor("fp32", 64, 64), tensor("fp32", 64), tensor("fp32", 64), tensor(dtype, 4, 64, 64)))
 
 
 def build_narrow(dtype, cols):
