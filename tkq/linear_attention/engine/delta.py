@@ -85,7 +85,8 @@ class Delta:
         """Registers: the rows' factors, beta of the first chunk (see `ahead`), the inverse."""
         if not self.there:
             return None
-        return tk.rv(), ahead.begin(g.beta, g, t, chunk, -1 if self.spec.reverse else 1, self.room), tk.rt(CHUNK, self.tile.dtype)
+        step = -1 if self.spec.reverse else 1
+        return tk.rv(), ahead.begin(g.beta, g, t, chunk, step, self.room), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
         """x = K K' is under way, where something is made of it."""

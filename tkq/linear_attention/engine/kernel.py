@@ -275,10 +275,7 @@ class LinearAttention:
             if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
-            if const_expr(self.decays_early):  # values and state get their decays while queries meet the state before
-                self.take_up(g, s, c, second, (wg, ring.stage, scores))
-                self.decay(s, c, decay, wg, scores)
-                s.scores.wait(scores)  # there already: the assembler would put all this behind the next wait
+            self.decay_early(g, s, c, (second, decay), (wg, ring.stage, scores))
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
@@ -315,6 +312,14 @@ class LinearAttention:
         self.ssd.put_skip(g, t, skip, row0)
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
+
+    def decay_early(self, g, s, c, kept, at):
+        """Values and the state get their decays while queries meet the state before, where nothing else does. kept:
+        second operands, a segment's decay. at: the warpgroup, the stage of tokens, the ring of scores."""
+        if self.decays_early:
+            self.take_up(g, s, c, kept[0], at)
+            self.decay(s, c, kept[1], at[0], at[2])
+            s.scores.wait(at[2])  # they are there: without it the assembler would put all this behind the products
 
     def take_up(self, g, s, c, second, at):
         """The values as the state takes them up. at: the warpgroup, the stage of tokens, the ring of scores."""

@@ -74,10 +74,10 @@ REGISTERS = {
     "narrow_what": (
         lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, "rows"),
         TypeError, "apply_narrow: operand a is 'rows'"),
-    "half of a tile that is not square": (
+    "triangle_size": (
         lambda x: tk.apply_triangle(tk.rt_bf(32), lambda y: y, tk.rt_fl(32)),
         ValueError, "apply_triangle: dst is 64 x 32 bf16 in registers, allowed are tiles of 64 x 64"),
-    "half of a tile, two apart": (
+    "triangle_apart": (
         lambda x: tk.apply_triangle(tk.rt_bf(64), lambda y: y, tk.rt_fl(64), apart=2),
         ValueError, "apply_triangle: apart is 2, allowed are 0 and 1"),
     "columns_range": (
