@@ -301,7 +301,8 @@ MUTANTS = (
         ("without_the_diagonal", "behind = lane_id() // 4 - first_col()  # how far the row is behind the pair's first "
          "column, where both are eight", "behind = lane_id() // 4 - first_col() - (1 - 2 * upper)", ODD),
         ("of_the_whole_block", "if block == row:", "if block == -1:", ODD),
-        ("of_the_other_warp", "row, block = 2 * warp + i % 2, i // 2", "row, block = 2 * (3 - warp) + i % 2, i // 2", ODD)),
+        ("of_the_other_warp", "row, block = 2 * warp + i % 2, i // 2", "row, block = 6 - 2 * warp + i % 2, i // 2",
+         ODD)),
     *family(
         "linear_turns", "tkq/linear_attention/engine/turns.py",
         ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),
