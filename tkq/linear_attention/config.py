@@ -13,7 +13,7 @@ class LinearConfig:
     loaded ahead. registers: of a thread of the producer, of the scores' warpgroup and of the state's warpgroups. heads:
     of a block: 1, or 2 that share one of q and k, with a warpgroup of the state each, whose V is 64 at most. scores:
     warpgroups of these: 1, or, of one head, 2 that take chunks in turn. score_stages: chunks whose scores are made
-    ahead."""
+    ahead. outputs: tiles by which a warpgroup's leave, 1, or 2 by turns."""
 
     groups: int = 2
     stages: int = 2
@@ -21,3 +21,4 @@ class LinearConfig:
     heads: int = 1
     scores: int = 1
     score_stages: int = 2
+    outputs: int = 1

@@ -21,6 +21,20 @@ def put(to, tiles, x, at, barrier, wg, free: Constexpr[bool] = False):
 
 
 @cute.jit
+def put_by_turns(to, tiles, x, at, barrier, wg):
+    """Likewise, by two tiles of each warpgroup, one for even chunks and one for odd ones, so that its warps meet once.
+    """
+    tile = tiles[2 * wg + at[2] % 2]
+    tk.store_T(tile, x)
+    tk.publish()
+    if tk.first_warp_of_group():
+        tk.store_wait()  # what the chunk before has sent: its tile is that of the next chunk
+    tk.sync(barrier + wg, tk.WARPGROUP)
+    if tk.first_warp_of_group():
+        tk.store_async(to, tile, (*at[:3], at[3] + wg))
+
+
+@cute.jit
 def ready(barrier):
     """What a warpgroup has sent has left shared memory. barrier: its named barrier."""
     if tk.first_warp_of_group():

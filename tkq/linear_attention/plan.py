@@ -33,10 +33,12 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
         rest += (2 if known else 4) * tile + 1024
     elif spec.ssd or turns or heads == 2:  # factors of more stages, or of more kinds
         rest += 2048 * (ahead * heads - 1)
-    stages = min(MOST_STAGES, (SHARED - rest) // stage)
+    stages, outputs = min(MOST_STAGES, (SHARED - rest) // stage), 1
+    if plain(spec) and (SHARED - rest - groups * tile) // stage >= stages:
+        outputs = 2
     if turns:
-        return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead)
-    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads)
+        return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead, outputs=outputs)
+    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads, outputs=outputs)
 
 
 def paired(spec: LinearSpec) -> bool:
@@ -48,11 +50,15 @@ def paired(spec: LinearSpec) -> bool:
     return spec.value_dim <= CHUNK and spec.head_dim <= NARROW and not (one or found)
 
 
+def plain(spec: LinearSpec) -> bool:
+    """Are there scores and outputs, one of each, in one part, and no delta rule?"""
+    return spec.writes and spec.scored and not (spec.delta or spec.dot or spec.second)
+
+
 def in_turns(spec: LinearSpec) -> bool:
-    """Are scores worth two warpgroups, which take chunks in turn? With gates and one warpgroup of the state: plain
-    scores do not take longer than what the state does with them. Not the delta rule's, whose inverses need registers,
-    nor those in two parts."""
-    return spec.gated and spec.scored and spec.head_dim <= NARROW and not (spec.delta or spec.dot or spec.second)
+    """Are scores worth two warpgroups, which take chunks in turn? With gates and one warpgroup of the state: without,
+    they do not take longer than what the state does with them. Not those for which registers are short."""
+    return plain(spec) and spec.gated and spec.head_dim <= NARROW
 
 
 def spilled(spec: LinearSpec) -> int:

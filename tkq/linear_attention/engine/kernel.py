@@ -27,7 +27,7 @@ from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.engine.turns import ScoreTurns
-from tkq.linear_attention.outputs import put
+from tkq.linear_attention.outputs import put, put_by_turns
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -158,7 +158,7 @@ class LinearAttention:
         n, x = c.groups, int(self.spec.has_x)
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
-                   al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
+                   al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n * c.outputs),
                    al.tile(self.p_tile, self.heads.places) if self.spec.scored else None,
                    al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
@@ -396,4 +396,5 @@ class LinearAttention:
 
     def put(self, to, s, t, x, chunk, wg):
         """A chunk's outputs."""
-        put(to, s.o, x, (t.batch, self.neighbours.head(t), chunk, t.part), OUT_BARRIER, wg)
+        send = put_by_turns if self.config.outputs == 2 else put
+        send(to, s.o, x, (t.batch, self.neighbours.head(t), chunk, t.part), OUT_BARRIER, wg)
