@@ -128,7 +128,8 @@ class Made(NamedTuple):
     checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states
+    segments; not written where reach has nothing of a state; or None. They are the state of a launch with part
+    "transfers". starts: (B * N, HO, K, V) fp32, the states
     that segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it,
     of a forward where it was made; or None."""
 

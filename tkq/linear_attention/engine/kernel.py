@@ -322,7 +322,8 @@ class LinearAttention:
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            self.products.store(self.sequences.state(g.final, t), c.s, row0)
+            if self.segmented.stores(g, t):
+                self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)

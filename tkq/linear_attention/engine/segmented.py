@@ -29,7 +29,7 @@ class Segmented:
     with part "states": values are then rows behind the last token, which TMA reads as zeros.
 
     With reach, of the delta rule, of each segment and head only those chunks are gone through that reach the state at
-    its end (see `split.reach.Reach`), by transfers all of them or none.
+    its end (see `split.reach.Reach`), by transfers all of them, or none, and no transfer is stored.
 
     With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
 
@@ -101,18 +101,20 @@ class Segmented:
 
     @cute.jit
     def first_state(self, g, t, state: tk.RegTile, row0):
-        """Zeros, or the identity; zeros, too, where nothing is left of it."""
+        """Zeros, or the identity."""
         tk.zero(state)
         if const_expr(self.transfer):
             one = Float32(1.0)
-            if const_expr(self.spec.reach):
-                one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)
             view = state.rows_view
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r
                 for j in cutlass.range_constexpr(state.cols // 4):
                     if row == tk.first_col() + 8 * (j // 2) + j % 2:
                         view[r, j] = one
+
+    def stores(self, g, t):
+        """Is a block's last state stored? A transfer is not where nothing is left of a state: none reads it."""
+        return g.reach[t.state, t.head] == ALL if self.transfer and self.spec.reach else True
 
     def begin(self) -> Any:
         """The product of the decays so far; None without."""

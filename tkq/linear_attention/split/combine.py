@@ -20,8 +20,9 @@ ROWS = 16  # columns of V that a block has, with a matrix
 @dataclass(frozen=True)
 class Operands:
     """states: (B, N, HO, V, K) fp32, contiguous: of N segments. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or
-    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (B, N,
-    HO) int32, as `reach.Reach` makes it of one way: below `ALL` a matrix is nothing."""
+    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (2, B,
+    N, HO) int32, as `reach.Reach` makes it of both ways: below `ALL` a matrix is nothing that way, and where it is
+    below in the order of the tokens none was stored."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
@@ -59,7 +60,7 @@ class CombineStates:
 
         return (fake.tensor("fp32", (B, N, HO, V, K)), decays and fake.tensor("fp32", decays, align=4),
                 of_call(spec.initial), of_call(spec.final), cutlass.Int32(0),
-                fake.tensor("int32", (B, N, HO), align=4) if spec.reach else None)
+                fake.tensor("int32", (2, B, N, HO), align=4) if spec.reach else None)
 
     @cute.jit
     def __call__(self, states: cute.Tensor, decays: Optional[cute.Tensor], initial: Optional[cute.Tensor],
@@ -171,7 +172,9 @@ class CombineStates:
                 s[j] = added[j]
             there = cutlass.Boolean(True)
             if const_expr(self.spec.reach):
-                there = x.reach[batch, self.segment(x, i), head] == ALL
+                there = x.reach[0, batch, self.segment(x, i), head] == ALL
+                if const_expr(self.spec.reverse):
+                    there &= x.reach[1, batch, self.segment(x, i), head] == ALL
             if there and row < K and i < needed:
                 self.multiply(x.decays[at], before, row, s)
             tk.sync_block()
