@@ -54,6 +54,7 @@ REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name 
     "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
+BY_HALVES = (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)
 OVERLAPPING, NAN_STATE = ((f"{TESTS}test_overlapping_segments.py::{name}",) for name in (
     "test_segments[2000-3-128-128-bfloat16]", "test_nan_ends_where_decays_end[state]"))
 
@@ -99,10 +100,10 @@ MUTANTS = (
         ("a_transfer_from_zeros", "view[r, j] = one", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("transfers_of_what_leaves_nothing", "g.reach[t.state, t.head] == ALL if self.transfer and self.spec.reach",
          "True if self.transfer and self.spec.reach", BY_BLOCKS),
-        ("halves_that_the_other_alone_decides",
-         "nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)",
-         "nothing = (n % 2 == int(self.spec.reverse)) & (g.reach[n ^ 1, head] == ALL)",
-         (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)),
+        ("halves_that_the_other_alone_decides", "(n % 2 != int(reverse)) | (mine == ALL) | (other == ALL)",
+         "(n % 2 != int(reverse)) | (mine == ALL)", BY_HALVES),
+        ("the_first_halves_twice", "cutlass.select_(block < count, 1 - back, back)",
+         "1 - back", BY_HALVES),
         ("the_first_chunks_of_a_segment_alone",
          "first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached", "chunks = reached",
          BY_BLOCKS),
@@ -112,9 +113,10 @@ MUTANTS = (
          "decay[0] = shared.total[0, stage]", SPLIT)),
     *family(
         "linear", "tkq/linear_attention/split/combine.py",
-        ("transfers_that_were_not_stored", "there = x.reach[0, batch, self.segment(x, i), head] == ALL",
-         "there = x.reach[int(self.spec.reverse), batch, self.segment(x, i), head] == ALL",
+        ("transfers_that_were_not_stored", "range(1 + self.spec.reverse) if self.spec.reach else ()",
+         "(int(self.spec.reverse),) if self.spec.reach else ()",
          (f"{TESTS}test_split.py::test_what_leaves_nothing_one_way",)),
+        ("states_that_were_not_stored", "there = counts(reaches, n, self.spec.reverse)", "pass", BY_HALVES),
         ("states_that_do_not_decay", "s[e] = before + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
         ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
@@ -361,7 +363,8 @@ MUTANTS = (
         ("one_part_of_several", "return sum(parts[1:], parts[0])", "return parts[0]",
          (f"{TESTS}test_suffix_sums.py::test_parts[2-1]",)),
         ("tiles_behind_in_the_segment_left_out", "total[0] = total[0] + self.behind(sums, t, 0)", "pass", SEGMENTS),
-        ("lanes_behind_left_out", "self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)",
+        ("lanes_behind_left_out",
+         "self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)",
          "self.store(x.y, values, total[0], t, t.tile1 - 1 - i)", SUMS),
         ("packed_sums_of_tokens_of_none", "cutlass.select_(token < t.of.rows, value, Float64(0.0))",
          "cutlass.select_(token < t.of.end - t.of.first, value, Float64(0.0))", PACKED_SUMS),

@@ -178,8 +178,8 @@ def _combined():
         name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
         wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
         yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
-    for name, one in (("", CombineSpec(128, "matrix", reach=True)),
-                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True))):
+    for name, one in (("", CombineSpec(128, "matrix", reach=True, halves=True)),
+                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True, halves=True))):
         yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))
     for name, beta in (("", "fp32"), ("-beta_bf16", "bf16")):
         yield Shipped(f"gated_delta_rule_reach-bf16-k128{name}", combine_recipe(ReachSpec("bf16", 128, beta)),

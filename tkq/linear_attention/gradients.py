@@ -132,8 +132,9 @@ def over_values(columns: int, make) -> Made:
 
 
 def of_gates(g, x, less, at_end, cu=None):
-    """x - less: (B, S, HV), or parts of them, as `suffix_sums` has them, those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
-    final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
+    """x - less: (B, S, HV), or parts of them as `suffix_sums` has them, those of each token, of tokens of no sequence
+    anything; at_end: (B or N, HV), what the final state's gradient adds to all. cu: where packed sequences begin and
+    end, or None."""
     dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 

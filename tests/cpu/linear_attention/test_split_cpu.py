@@ -245,7 +245,8 @@ def test_launches_of_the_delta_rule_by_blocks():
         ("states", False, False, None, True), ("transfers", False, False, None, True),
         ("outputs", False, True, None, False), ("states", True, True, None, True), ("outputs", True, True, None, False),
         ("outputs", False, False, "query", False), ("outputs", True, False, "pair", False)]
-    assert specs[0] == ReachSpec("bf16", 128, "fp32") and specs[3] == CombineSpec(128, "matrix", reach=True)
+    assert specs[0] == ReachSpec("bf16", 128, "fp32")
+    assert specs[3] == CombineSpec(128, "matrix", reach=True, halves=True)
     held = {kernel.recipe for kernel in shipped()}
     assert {r for r, _ in seen if getattr(r.args[0], "second", None) is None} <= held
     found, (_, first) = seen[0][1][3], seen[1]
@@ -379,7 +380,8 @@ def test_what_a_spec_of_reach_refuses(given):
 
 @pytest.mark.parametrize("given, words", [(dict(head_dim=40), "head_dim is 40"), (dict(transfer="all"), "transfer"),
                                           (dict(initial="fp16"), "initial"), (dict(final="fp16"), "final"),
-                                          (dict(reach=True), "reach"), (dict(transfer="heads", reach=True), "reach")])
+                                          (dict(reach=True), "reach"), (dict(transfer="heads", reach=True), "reach"),
+                                          (dict(transfer="matrix", halves=True), "halves")])
 def test_what_a_spec_of_combined_states_refuses(given, words):
     with pytest.raises(ValueError, match=f"CombineSpec: {words}"):
         CombineSpec(**dict(head_dim=64) | given)

@@ -165,7 +165,7 @@ class LinearAttention:
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
-        g, batch, state, tokens = self.sequences.of_block(g, block)
+        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.in_turn(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         (few, some, many), factors = c.registers, self.factors

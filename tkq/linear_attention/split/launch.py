@@ -187,7 +187,7 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
         transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
                                                     for x in (given.initial, final)), given.reverse,
-                       given.reach is not None)
+                       given.reach is not None, given.halves)
     reach = None if given.reach is None else given.reach.view(2, B, rows // B, -1)
     decays = None if decays is None else decays.view(B, rows // B, *decays.shape[1:])
     run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V,

@@ -152,7 +152,7 @@ class SuffixSums:
 
     def sum_of_parts(self, x: cute.Tensor, at):
         """Over P."""
-        parts = [Float64(x[part, *at]) for part in range(x.shape[0])]
+        parts = [Float64(x[(part, *at)]) for part in range(x.shape[0])]
         return sum(parts[1:], parts[0])
 
     def room(self) -> cute.Tensor:
