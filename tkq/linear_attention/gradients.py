@@ -90,7 +90,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         final = torch.float32 if needs.g and dfinal is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
-            x=q if needs.g else None, cu=cu, apart=True), scale))
+            x=q if needs.g else None, cu=cu, apart=True), scale), apart=True)
         dq = over_shared(of_q.o, q) if needs.q else None
     if needs.k:
         dk = over_shared(over_values(v.shape[3], lambda part: launch(Given(
@@ -116,8 +116,9 @@ def parts_of(columns: int) -> tuple[slice, ...]:
     return slice(half), slice(half, None)
 
 
-def over_values(columns: int, make) -> Made:
-    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one."""
+def over_values(columns: int, make, apart: bool = False) -> Made:
+    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one. apart: sums of o times
+    x are as `launch.Given` has them, and stay apart."""
     first, *others = (make(part) for part in parts_of(columns))
     if not others:
         return first
@@ -126,8 +127,8 @@ def over_values(columns: int, make) -> Made:
     dv, diagonal = (None if x is None else x + y for x, y in (
         (first.dv, second.dv), (first.diagonal, second.diagonal)))
     dots = first.dots
-    if dots is not None:  # apart there are more of them
-        dots = torch.cat((dots, second.dots)) if dots.dim() == 4 else dots + second.dots
+    if dots is not None:
+        dots = torch.cat((dots, second.dots)) if apart and dots.dim() == 4 else dots + second.dots
     return Made(first.o + second.o, state, dots, dv, diagonal=diagonal)
 
 

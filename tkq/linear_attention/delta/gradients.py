@@ -180,7 +180,8 @@ def _before(p, with_w, with_dots, with_final):
 
     first, *_ = parts_of(kept.shape[3])
     summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up
-    return over_values(kept.shape[3], lambda part: launch(given(part)._replace(summed=summed), p.scale))
+    return over_values(kept.shape[3], lambda part: launch(given(part)._replace(summed=summed), p.scale),
+                       apart=True)
 
 
 def _behind(p, with_dots, w):
@@ -193,4 +194,4 @@ def _behind(p, with_dots, w):
         kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
         x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
         starts=turned_part(p.starts, part), apart=True,
-        less=None if part.start else w), behind.scale))
+        less=None if part.start else w), behind.scale), apart=True)

@@ -276,8 +276,7 @@ class LinearAttention:
         spec, t = self.spec, self.heads.of_warpgroup(g, t, wg)
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
                   *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
-                  tk.rt_fl(CHUNK),
-                  *[tk.cv(CHUNK) for _ in range(4)])
+                  tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
