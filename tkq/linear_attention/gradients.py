@@ -117,8 +117,8 @@ def parts_of(columns: int) -> tuple[slice, ...]:
 
 
 def over_values(columns: int, make, apart: bool = False) -> Made:
-    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one. apart: sums of o times
-    x are as `launch.Given` has them, and stay apart."""
+    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one. apart: sums of o
+    times x are as `launch.Given` has them, and stay apart."""
     first, *others = (make(part) for part in parts_of(columns))
     if not others:
         return first
