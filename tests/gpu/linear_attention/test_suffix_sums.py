@@ -4,7 +4,7 @@ import torch
 
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.suffix.launch import state_products, suffix_sums
-from tkq.linear_attention.suffix.plan import SEGMENTS, TILE
+from tkq.linear_attention.suffix.plan import HEADS, SEGMENTS, TILE
 
 
 def make(*shape):
@@ -139,7 +139,7 @@ def test_the_order_is_that_of_the_length_alone():
 
 
 def test_more_heads_than_a_grid_has_rows():
-    """65536 blocks of heads, of which a grid has 65535 but along x."""
-    heads = 8 * 65535 + 3
+    """65,536 blocks of heads, of which a grid has 65,535 but along x."""
+    heads = HEADS * 65535 + 3
     x = make(1, 3, heads)
     assert torch.equal(check(x)[:, :, -3:], suffix_sums(x[:, :, -3:].contiguous()))
