@@ -59,10 +59,10 @@ class Given(NamedTuple):
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
-    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; without
-    a part (B, N - 1, HO), of N segments of each sequence, as `overlap.segments` takes it; or None. halves:
-    reach and transfers are those of each half of a segment. apart: sums of each 64 columns of V come out, not added
-    up."""
+    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's, or
+    (1, ..), which is enough for a forward without updates; without a part (B, N - 1, HO), of N segments of each
+    sequence, as `overlap.segments` takes it; or None. halves: reach and transfers are those of each half of a
+    segment. apart: sums of each 64 columns of V come out, not added up."""
 
     q: Tensor
     k: Tensor

@@ -257,6 +257,16 @@ def test_launches_of_the_delta_rule_by_blocks():
     assert starts.shape[1] == back.shape[1] == found.shape[1] == 8
 
 
+def test_a_forward_alone_asks_for_one_way():
+    q, k, v = (torch.zeros(1, 1, heads, 128, dtype=torch.bfloat16).expand(-1, 32768, -1, -1) for heads in (16, 16, 32))
+    g, beta = torch.zeros(2, 1, 32768, 32)
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.gated_delta_rule(q, k, v, g, beta)
+    (reach, (_, _, _, found)), *_, (combined, args), _ = seen
+    assert reach.args == (ReachSpec("bf16", 128, "fp32"),) and found.shape == (1, 8, 32)
+    assert combined.args[0].halves and args[-1].shape == (1, 1, 8, 32)
+
+
 @pytest.mark.parametrize("decay, beta, longer", [(1.0, None, 1.0), (1.0, 0.9, 1.6), (5.0, 2.0, 1.0)])
 def test_what_does_not_reach_leaves_nothing(decay, beta, longer):
     """In float64: of a state before the chunks that reach, in either order, nothing is left behind them."""

@@ -21,9 +21,9 @@ ROWS = 16  # columns of V that a block has, with a matrix
 @dataclass(frozen=True)
 class Operands:
     """states: (B, N, HO, V, K) fp32, contiguous: of N segments. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or
-    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (2, B,
-    N, HO) int32, as `reach.Reach` makes it of both ways: below `ALL` a matrix is nothing that way, and where it is
-    below in the order of the tokens none was stored."""
+    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (1, B,
+    N, HO) int32, as `reach.Reach` makes it, reversed (2, ..), of both ways: below `ALL` a matrix is nothing that way,
+    and where it is below in the order of the tokens none was stored."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
@@ -62,7 +62,7 @@ class CombineStates:
 
         return (fake.tensor("fp32", (B, N, HO, V, K)), decays and fake.tensor("fp32", decays, align=4),
                 of_call(spec.initial), of_call(spec.final), cutlass.Int32(0),
-                fake.tensor("int32", (2, B, N, HO), align=4) if spec.reach else None)
+                fake.tensor("int32", (fake.sym(), B, N, HO), align=4) if spec.reach else None)
 
     @cute.jit
     def __call__(self, states: cute.Tensor, decays: Optional[cute.Tensor], initial: Optional[cute.Tensor],
