@@ -356,8 +356,9 @@ MUTANTS = (
          "logs[2 + e]", "shared.dt[i, stage] = g.scale if const_expr(self.adds) else logs[2 + e]", SSD)),
     *family(
         "linear", "tkq/linear_attention/suffix/kernel.py",
-        ("what_is_behind_the_segment_left_out", "for i in cutlass.range(segments - 1 - t.segment, unroll=4):",
-         "for i in cutlass.range(segments - segments, unroll=4):", SUMS),
+        ("what_is_behind_the_segment_left_out", "n = t.segment + 1 + i * LANES + t.lane",
+         "n = t.segment + 2 + i * LANES + t.lane", SUMS),
+        ("the_next_segments_alone", "for i in range(SEGMENTS // LANES):", "for i in range(1):", SUMS),
         ("one_token_of_each_thread", "total[0] = total[0] + values[e]", "total[0] = values[e]", SUMS),
         ("one_part_of_several", "return sum(parts[1:], parts[0])", "return parts[0]",
          (f"{TESTS}test_suffix_sums.py::test_parts[2-1]",)),

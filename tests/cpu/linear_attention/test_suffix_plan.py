@@ -27,6 +27,7 @@ def test_segments_of_packed_sequences():
 
 def test_a_block_has_whole_warps():
     """Of which each has a line of 128 bytes of neighbouring heads."""
+    assert SEGMENTS % LANES == 0  # each lane has as many totals
     assert HEADS == 32 and LANES & (LANES - 1) == 0 and HEADS * LANES <= 1024 and TILE == LANES * EACH
 
 

@@ -11,7 +11,7 @@ from cutlass import Float32, Float64, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.engine.packed import Piece, Sequences
 from tkq.linear_attention.spec import SuffixSpec
-from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, TILE
+from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE
 from tkq.runtime.compile import fake
 
 THREADS = HEADS * LANES
@@ -120,10 +120,7 @@ class SuffixSums:
     def kernel(self, x: Given):
         sums, t = self.room(), self.task(x)
         values, total = cute.make_rmem_tensor((EACH,), Float64), cute.make_rmem_tensor((1,), Float64)
-        total[0] = Float64(0.0)  # of what is behind the tile
-        segments = x.totals.shape[1]
-        for i in cutlass.range(segments - 1 - t.segment, unroll=4):
-            total[0] = total[0] + x.totals[t.row, segments - 1 - i, t.head]
+        total[0] = self.behind_segment(sums, x, t)  # of what is behind the tile
         if const_expr(self.spec.end):
             if t.of.state >= 0:
                 total[0] = total[0] + Float64(x.end[t.of.state, t.head])
@@ -134,6 +131,16 @@ class SuffixSums:
             self.scan(sums, t, values[0])
             self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)
             total[0] = total[0] + self.behind(sums, t, 0)
+
+    def behind_segment(self, sums: cute.Tensor, x: Given, t):
+        """The total of the segments behind: a lane has each sixteenth of them."""
+        segments, mine = x.totals.shape[1], Float64(0.0)
+        for i in range(SEGMENTS // LANES):
+            n = t.segment + 1 + i * LANES + t.lane
+            total = x.totals[t.row, cutlass.min(n, segments - 1), t.head]
+            mine = mine + cutlass.select_(n < segments, total, Float64(0.0))
+        self.scan(sums, t, mine)
+        return self.behind(sums, t, 0)
 
     @cute.jit
     def load(self, values: cute.Tensor, x: Given, t, tile):

@@ -1,9 +1,9 @@
 """Which blocks add up what, of sums behind each token. From sizes alone."""
 from __future__ import annotations
 
-HEADS, LANES, EACH = 32, 16, 16  # of a block: heads, whose numbers are neighbours; threads of each; tokens of one
+HEADS, LANES, EACH = 32, 16, 8  # of a block: heads, whose numbers are neighbours; threads of each; tokens of one
 TILE = LANES * EACH
-SEGMENTS = 64  # of a sequence, at most: each of its blocks reads a total of each behind its own
+SEGMENTS = 128  # of a sequence, at most: each of its blocks reads a total of each behind its own
 
 
 def segments(tokens: int, sequences: int | None = None) -> int:
