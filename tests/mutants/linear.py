@@ -54,6 +54,7 @@ REACH, BY_BLOCKS, BY_BLOCKS_BACK = ((f"{TESTS}test_split.py::{name}",) for name 
     "test_chunks_that_reach_a_segments_end[True-2000-3]", "test_segments_by_blocks[3]",
     "test_gradients_of_segments_by_blocks"))
 
+BY_HALVES = (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)
 OVERLAPPING, NAN_STATE = ((f"{TESTS}test_overlapping_segments.py::{name}",) for name in (
     "test_segments[2000-3-128-128-bfloat16]", "test_nan_ends_where_decays_end[state]"))
 
@@ -97,12 +98,11 @@ MUTANTS = (
         ("values_in_a_transfer", "return cute.ceil_div(g.tokens, CHUNK) if self.transfer else chunk", "return chunk",
          SPLIT_DELTA),
         ("a_transfer_from_zeros", "view[r, j] = one", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
-        ("transfers_of_what_leaves_nothing",
-         "one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)", "pass", BY_BLOCKS),
-        ("halves_that_the_other_alone_decides",
-         "nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)",
-         "nothing = (n % 2 == int(self.spec.reverse)) & (g.reach[n ^ 1, head] == ALL)",
-         (f"{TESTS}test_split.py::test_segments_by_blocks[2]",)),
+        ("transfers_of_what_leaves_nothing", "return g.reach[t.state, t.head] == ALL\n", "return True\n", BY_BLOCKS),
+        ("halves_that_the_other_alone_decides", "return (n % 2 != int(reverse)) | (mine == ALL) | (other == ALL)",
+         "return (n % 2 != int(reverse)) | (mine == ALL)", BY_HALVES),
+        ("the_same_halves_twice", "return block % count * 2 + cutlass.select_(block < count, 1 - back, back)",
+         "return block % count * 2 + 1 - back", BY_HALVES),
         ("the_first_chunks_of_a_segment_alone",
          "first, chunks = first + (0 if self.spec.reverse else chunks - reached), reached", "chunks = reached",
          BY_BLOCKS),
@@ -112,6 +112,10 @@ MUTANTS = (
          "decay[0] = shared.total[0, stage]", SPLIT)),
     *family(
         "linear", "tkq/linear_attention/split/combine.py",
+        ("transfers_that_were_not_stored", "ways = range(1 + self.spec.reverse) if self.spec.reach else ()",
+         "ways = (int(self.spec.reverse),) if self.spec.reach else ()",
+         (f"{TESTS}test_split.py::test_what_leaves_nothing_one_way",)),
+        ("states_that_were_not_stored", "there = counts(reaches, n, self.spec.reverse)", "pass", BY_HALVES),
         ("states_that_do_not_decay", "s[e] = before + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
         ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
@@ -149,10 +153,10 @@ MUTANTS = (
          REACH)),
     *family(
         "linear", "tkq/linear_attention/delta/gradients.py",
-        ("gates_of_a_segment_alone", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
-         "ends = 0.0 * (before.state * p.starts.mT).sum((-1, -2))", BY_BLOCKS_BACK),
-        ("sums_of_the_states_before", "ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))",
-         "ends = behind.scale * (saved.starts * p.starts).sum((-1, -2))", BY_BLOCKS_BACK)),
+        ("gates_of_a_segment_alone", "ends = state_products(before.state, p.starts.mT, behind.scale)",
+         "ends = state_products(before.state, p.starts.mT, 0.0)", BY_BLOCKS_BACK),
+        ("sums_of_the_states_before", "ends = state_products(before.state, p.starts.mT, behind.scale)",
+         "ends = state_products(saved.starts.mT, p.starts.mT, behind.scale)", BY_BLOCKS_BACK)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",
@@ -359,17 +363,26 @@ MUTANTS = (
          "logs[2 + e]", "shared.dt[i, stage] = g.scale if const_expr(self.adds) else logs[2 + e]", SSD)),
     *family(
         "linear", "tkq/linear_attention/suffix/kernel.py",
-        ("what_is_behind_the_segment_left_out", "for i in cutlass.range(t.tiles - t.tile1, unroll=1):",
-         "for i in cutlass.range(t.tiles - t.tiles, unroll=1):", SUMS),
-        ("tiles_behind_in_the_segment_left_out", "total[0] = total[0] + sums[mine - t.lane, 0]", "pass", SEGMENTS),
-        ("lanes_behind_left_out", "self.store(x.y, values, total[0] + sums[mine + 1, 0], t, t.tile1 - 1 - i)",
+        ("what_is_behind_the_segment_left_out", "n = t.segment + 1 + i * LANES + t.lane",
+         "n = t.segment + 2 + i * LANES + t.lane", SUMS),
+        ("the_next_segments_alone", "for i in range(SEGMENTS // LANES):", "for i in range(1):", SUMS),
+        ("one_token_of_each_thread", "total[0] = total[0] + values[e]", "total[0] = values[e]", SUMS),
+        ("one_part_of_several", "return sum(parts[1:], parts[0])", "return parts[0]",
+         (f"{TESTS}test_suffix_sums.py::test_parts[2-1]",)),
+        ("tiles_behind_in_the_segment_left_out", "total[0] = total[0] + self.behind(sums, t, 0)", "pass", SEGMENTS),
+        ("lanes_behind_left_out",
+         "self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)",
          "self.store(x.y, values, total[0], t, t.tile1 - 1 - i)", SUMS),
-        ("packed_sums_of_tokens_of_none", "if t.here and token < t.of.rows:",
-         "if t.here and token < t.of.end - t.of.first:", PACKED_SUMS),
-        ("packed_sums_of_the_first_sequence", "at = t.batch, t.of.first + token, t.head", "at = t.batch, token, t.head",
+        ("packed_sums_of_tokens_of_none", "values[e] = cutlass.select_(token < t.of.rows, value, Float64(0.0))",
+         "values[e] = cutlass.select_(token < t.of.end - t.of.first, value, Float64(0.0))", PACKED_SUMS),
+        ("packed_sums_of_the_first_sequence", "at = t.batch, there, t.head", "at = t.batch, there - t.of.first, t.head",
          PACKED_SUMS),
         ("packed_sums_with_the_first_end", "total[0] = total[0] + Float64(x.end[t.of.state, t.head])",
          "total[0] = total[0] + Float64(x.end[0, t.head])", PACKED_SUMS),
         ("rounded_sums", "values[e] = values[e] + values[e + 1]",
          "values[e] = Float64(Float32(values[e] + values[e + 1]))", CANCEL)),
+    *family(
+        "linear", "tkq/linear_attention/suffix/products.py",
+        ("runs_behind_the_last_one", "there = base + i * THREADS < runs", "there = base < runs",
+         (f"{TESTS}test_suffix_sums.py::test_products_of_states[80-64]",))),
 )

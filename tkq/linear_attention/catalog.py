@@ -6,9 +6,10 @@ from tkq.linear_attention.blocks.config import by_blocks
 from tkq.linear_attention.blocks.config import plan as of_blocks
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
-from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
+from tkq.linear_attention.spec import GATES, LinearSpec, ProductsSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
+from tkq.linear_attention.suffix.launch import products_recipe
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -117,13 +118,16 @@ def _packed_ssd():
 
 
 def _sums():
-    """What gates' gradients are made of, linear attention's and Mamba-2's, without and with the final state's; those of
-    packed sequences."""
-    for factor, end in itertools.product((False, True), repeat=2):
-        name = f"linear_attn_suffix_sums{'-factor' * factor}{'-end' * end}"
-        yield Shipped(name, suffix_recipe(SuffixSpec(True, factor, end)), Expectation(instructions=("DADD",)))
-    yield Shipped("linear_attn_suffix_sums-end-packed", suffix_recipe(SuffixSpec(True, end=True, packed="int32")),
-                  Expectation(instructions=("DADD",)))
+    """What gates' gradients are made of, linear attention's, of V and K of 64 and 128, and Mamba-2's, whose V is 64,
+    without and with the final state's; those of packed sequences; and what states add where segments end."""
+    kinds = [(x, less, False) for x, less in itertools.product((1, 2), repeat=2)] + [(1, 1, True), (2, 1, True)]
+    found = [SuffixSpec(*kind, end) for kind, end in itertools.product(kinds, (False, True))]
+    for spec in (*found, SuffixSpec(2, 2, end=True, packed="int32"), SuffixSpec(2, 1, True, True, "int32")):
+        name = f"linear_attn_suffix_sums-{spec.x}-{spec.less}{'-factor' * spec.factor}{'-end' * spec.end}"
+        yield Shipped(name + "-packed" * bool(spec.packed), suffix_recipe(spec), Expectation(instructions=("DADD",)))
+    for K in SIZES:
+        yield Shipped(f"linear_attn_state_products-k{K}", products_recipe(ProductsSpec(K)),
+                      Expectation(instructions=("LDG.E.128", "FFMA")))
 
 
 def _packed():
@@ -174,8 +178,8 @@ def _combined():
         name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
         wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
         yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
-    for name, one in (("", CombineSpec(128, "matrix", reach=True)),
-                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True))):
+    for name, one in (("", CombineSpec(128, "matrix", reach=True, halves=True)),
+                      ("_du", CombineSpec(128, "transposed", reverse=True, reach=True, halves=True))):
         yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))
     for name, beta in (("", "fp32"), ("-beta_bf16", "bf16")):
         yield Shipped(f"gated_delta_rule_reach-bf16-k128{name}", combine_recipe(ReachSpec("bf16", 128, beta)),

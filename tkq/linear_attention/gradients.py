@@ -90,7 +90,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         final = torch.float32 if needs.g and dfinal is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
-            x=q if needs.g else None, cu=cu), scale))
+            x=q if needs.g else None, cu=cu, apart=True), scale), apart=True)
         dq = over_shared(of_q.o, q) if needs.q else None
     if needs.k:
         dk = over_shared(over_values(v.shape[3], lambda part: launch(Given(
@@ -98,7 +98,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             behind.scale)).o, k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
-                            x=v if needs.g else None, reverse=True, cu=cu), behind.scale)
+                            x=v if needs.g else None, reverse=True, cu=cu, apart=True), behind.scale)
         dv = made.o
         if needs.initial:
             dinitial = (behind.scale * made.state).to(initial.dtype)
@@ -116,21 +116,26 @@ def parts_of(columns: int) -> tuple[slice, ...]:
     return slice(half), slice(half, None)
 
 
-def over_values(columns: int, make) -> Made:
-    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one."""
+def over_values(columns: int, make, apart: bool = False) -> Made:
+    """The sum of `make(part)` over `parts_of` V's columns, and their states (B, HV, V, K) as one. apart: sums of o
+    times x are as `launch.Given` has them, and stay apart."""
     first, *others = (make(part) for part in parts_of(columns))
     if not others:
         return first
     second, = others
     state = None if first.state is None else torch.cat((first.state, second.state), 2)
-    dots, dv, diagonal = (None if x is None else x + y for x, y in (
-        (first.dots, second.dots), (first.dv, second.dv), (first.diagonal, second.diagonal)))
+    dv, diagonal = (None if x is None else x + y for x, y in (
+        (first.dv, second.dv), (first.diagonal, second.diagonal)))
+    dots = first.dots
+    if dots is not None:
+        dots = torch.cat((dots, second.dots)) if apart and dots.dim() == 4 else dots + second.dots
     return Made(first.o + second.o, state, dots, dv, diagonal=diagonal)
 
 
 def of_gates(g, x, less, at_end, cu=None):
-    """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
-    final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
+    """x - less: (B, S, HV), or parts of them as `suffix_sums` has them, those of each token, of tokens of no sequence
+    anything; at_end: (B or N, HV), what the final state's gradient adds to all. cu: where packed sequences begin and
+    end, or None."""
     dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 
@@ -138,11 +143,12 @@ def of_gates(g, x, less, at_end, cu=None):
 def of_gates_in_segments(x, less, ends):
     """Likewise, where ends (B, N, HV) are what all pairs of a token of a segment, or one before it, and one behind it
     add: sums end with a segment."""
-    (B, N, H), S = ends.shape, x.shape[1]
+    (B, N, H), S = ends.shape, x.shape[-2]
     each = -(-S // (CHUNK * N)) * CHUNK
 
     def cut(y):
-        return (y if N * each == S else pad(y, (0, 0, 0, N * each - S))).reshape(B * N, each, H)
+        y = y if N * each == S else pad(y, (0, 0, 0, N * each - S))
+        return y.reshape(*y.shape[:-3], B * N, each, H)
 
     return suffix_sums(cut(x), cut(less), end=ends.reshape(B * N, H)).view(B, N * each, H)[:, :S].contiguous()
 

@@ -59,9 +59,10 @@ class Given(NamedTuple):
     launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
     `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
     as another launch made them: none are computed, there are as many segments, and final states are those behind each;
-    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's; without
-    a part (B, N - 1, HO), of N segments of each sequence, as `overlap.segments` takes it; or None. halves:
-    reach and transfers are those of each half of a segment."""
+    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's, or
+    (1, ..), which is enough for a forward without updates; without a part (B, N - 1, HO), of N segments of each
+    sequence, as `overlap.segments` takes it; or None. halves: reach and transfers are those of each half of a
+    segment. apart: sums of each 64 columns of V come out, not added up."""
 
     q: Tensor
     k: Tensor
@@ -97,6 +98,7 @@ class Given(NamedTuple):
     less: Tensor | None = None
     kept: Tensor | None = None
     blocks: bool = False
+    apart: bool = False
 
     @property
     def of_inverse(self) -> str | None:
@@ -118,14 +120,16 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what `engine.delta` keeps;
+    """o, the final state or None, (B, S, HO) sums of o times x or None; apart (P, B, S, HO), of each 64
+    columns. dv: with updates what `engine.delta` keeps;
     with q2 its outputs; or None. With beta and reversed o is the gradient of v, dots beta's. Summed, o and dv are of
     two neighbouring heads each. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of packed
     sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
     checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
     decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
     transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; or None. They are the state of a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states
+    segments; not written where reach has nothing of a state; or None. They are the state of a launch with part
+    "transfers". starts: (B * N, HO, K, V) fp32, the states
     that segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it,
     of a forward where it was made; or None."""
 
@@ -218,7 +222,7 @@ def start(given: Given, scale: float) -> tuple:
             state.zero_() if initial is None else state.copy_(initial)
         if of_skip is not None:
             of_skip.zero_()
-    dots = dots if dots is None else sum(dots[1:], dots[0])
+    dots = dots if dots is None or given.apart else sum(dots[1:], dots[0])
     return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays,
                 inverse if given.of_inverse == "out" else None), call
 

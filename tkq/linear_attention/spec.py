@@ -263,12 +263,28 @@ class LinearSpec:
         return self.dot and self.writes
 
 
+PARTS = 4  # of sums: one for each 64 of a head's columns
+
+
+@dataclass(frozen=True)
+class ProductsSpec:
+    """Sums of the products of two states (see `suffix.products.StateProducts`). head_dim: K."""
+
+    head_dim: int
+
+    def __post_init__(self):
+        if self.head_dim % 16 or not 32 <= self.head_dim <= 256:
+            raise ValueError(f"ProductsSpec: head_dim is {self.head_dim}, allowed are multiples of 16 from 32 to 256")
+
+
 @dataclass(frozen=True)
 class SuffixSpec:
-    """Sums over each token and those behind it (see `suffix.kernel.SuffixSums`): what is there beside x. packed: dtype
-    of cu_seqlens, or None. pool: none of the states that `engine.packed` finds for the engine."""
+    """Sums over each token and those behind it (see `suffix.kernel.SuffixSums`). x, less: of how many parts these are
+    sums; less 0: nothing is taken off. packed: dtype of cu_seqlens, or None. pool: none of the states that
+    `engine.packed` finds for the engine."""
 
-    less: bool = False
+    x: int = 1
+    less: int = 0
     factor: bool = False
     end: bool = False
     packed: str | None = None
@@ -277,5 +293,8 @@ class SuffixSpec:
     def __post_init__(self):
         if self.factor and not self.less:
             raise ValueError("SuffixSpec: factor, allowed is with less")
+        for name, got, least in (("x", self.x, 1), ("less", self.less, 0)):
+            if not least <= got <= PARTS:
+                raise ValueError(f"SuffixSpec: {name} is {got}, allowed are {least} to {PARTS}")
         if self.packed not in (None, "int32", "int64"):
             raise ValueError(f"SuffixSpec: packed is {self.packed!r}, allowed are None, int32, int64")

@@ -245,7 +245,8 @@ def test_launches_of_the_delta_rule_by_blocks():
         ("states", False, False, None, True), ("transfers", False, False, None, True),
         ("outputs", False, True, None, False), ("states", True, True, None, True), ("outputs", True, True, None, False),
         ("outputs", False, False, "query", False), ("outputs", True, False, "pair", False)]
-    assert specs[0] == ReachSpec("bf16", 128, "fp32") and specs[3] == CombineSpec(128, "matrix", reach=True)
+    assert specs[0] == ReachSpec("bf16", 128, "fp32")
+    assert specs[3] == CombineSpec(128, "matrix", reach=True, halves=True)
     held = {kernel.recipe for kernel in shipped()}
     assert {r for r, _ in seen if getattr(r.args[0], "second", None) is None} <= held
     found, (_, first) = seen[0][1][3], seen[1]
@@ -254,6 +255,16 @@ def test_launches_of_the_delta_rule_by_blocks():
     for (_, args), of in ((seen[8], starts[0, 0]), (seen[9], back[0, 1])):
         assert args[1][5].data_ptr() == of.data_ptr() and len(args[1][5]) == 4
     assert starts.shape[1] == back.shape[1] == found.shape[1] == 8
+
+
+def test_a_forward_alone_asks_for_one_way():
+    q, k, v = (torch.zeros(1, 1, heads, 128, dtype=torch.bfloat16).expand(-1, 32768, -1, -1) for heads in (16, 16, 32))
+    g, beta = torch.zeros(2, 1, 32768, 32)
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.gated_delta_rule(q, k, v, g, beta)
+    (reach, (_, _, _, found)), *_, (combined, args), _ = seen
+    assert reach.args == (ReachSpec("bf16", 128, "fp32"),) and found.shape == (1, 8, 32)
+    assert combined.args[0].halves and args[-1].shape == (1, 1, 8, 32)
 
 
 @pytest.mark.parametrize("decay, beta, longer", [(1.0, None, 1.0), (1.0, 0.9, 1.6), (5.0, 2.0, 1.0)])
@@ -379,7 +390,8 @@ def test_what_a_spec_of_reach_refuses(given):
 
 @pytest.mark.parametrize("given, words", [(dict(head_dim=40), "head_dim is 40"), (dict(transfer="all"), "transfer"),
                                           (dict(initial="fp16"), "initial"), (dict(final="fp16"), "final"),
-                                          (dict(reach=True), "reach"), (dict(transfer="heads", reach=True), "reach")])
+                                          (dict(reach=True), "reach"), (dict(transfer="heads", reach=True), "reach"),
+                                          (dict(transfer="matrix", halves=True), "halves")])
 def test_what_a_spec_of_combined_states_refuses(given, words):
     with pytest.raises(ValueError, match=f"CombineSpec: {words}"):
         CombineSpec(**dict(head_dim=64) | given)

@@ -162,10 +162,23 @@ def test_segments_by_blocks(count):
     forward = Given(q, k, v, g, beta, state_of(v, 128), F32, blocks=True)
     made = check(forward._replace(updates=True), count, 0.1, groups=2)
     assert made.inverse is None and made.reach.shape[1] == len(made.transfers) == (4 if count == 2 else 3)
-    nothing = made.reach[0] < ALL  # reversed, longer keys may decide otherwise: then these transfers are read
-    assert nothing.any() and not made.transfers[nothing].any()
+    nothing = made.reach[0] < ALL
+    assert nothing.any() and made.transfers[nothing].isnan().all() and made.transfers[~nothing].isfinite().all()
     check(of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach,
                                                halves=count == 2), count, 0.1, groups=2)
+
+
+def test_what_leaves_nothing_one_way():
+    """Keys that let a state grow in front of two decays: by bounds a segment leaves nothing in the order of the tokens,
+    and something reversed, where no transfer was stored. None is read."""
+    q, k, v, g, beta = of_all_kinds(1, 2048, 4, 128, 128)
+    k, beta, g[:] = (1.6 * k.float()).to(k.dtype), torch.full_like(beta, 0.9), 0.0
+    g[:, 510::512], g[:, 511::512] = -120.0, -120.0
+    forward = Given(q, k, v, g, beta, state_of(v, 128), F32, blocks=True)
+    made = check(forward._replace(updates=True), 2, 0.1, groups=2)
+    assert (made.reach[0] == 1).all() and (made.reach[1] == ALL).all() and made.transfers.isnan().all()
+    check(of_gradients(forward, True)._replace(inverse=None, transfers=made.transfers, reach=made.reach, halves=True),
+          2, 0.1, groups=2)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

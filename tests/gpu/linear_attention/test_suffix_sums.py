@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.suffix.launch import suffix_sums
+from tkq.linear_attention.suffix.launch import state_products, suffix_sums
+from tkq.linear_attention.suffix.plan import HEADS, SEGMENTS, TILE
 
 
 def make(*shape):
@@ -14,19 +15,20 @@ def make(*shape):
 def check(x, less=None, factor=None, end=None):
     with poisoned():
         found = suffix_sums(x, less, factor, end)
+    x, less = (y if y is None or y.dim() == 3 else y.double().sum(0) for y in (x, less))
     wide = x.double() if less is None else x.double() - (less if factor is None else factor.double() * less).double()
     want = wide.flip(1).cumsum(1).flip(1) + (0.0 if end is None else end.double()[:, None])
-    assert found.dtype == torch.float32 and found.shape == x.shape
+    assert found.dtype == torch.float32 and found.shape == x.shape and found.is_contiguous()
     torch.testing.assert_close(found.double(), want, rtol=2**-23, atol=1e-11)
     return found
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 63, 65, 1023, 1024, 1025, 5000, 40000])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 127, 128, 129, 1024, 5000, 40000])
 def test_lengths(tokens):
     check(make(2, tokens, 3))
 
 
-@pytest.mark.parametrize("heads", [1, 7, 8, 9, 80])
+@pytest.mark.parametrize("heads", [1, 7, 31, 32, 33, 80])
 def test_heads(heads):
     check(make(2, 1100, heads))
 
@@ -36,6 +38,40 @@ def test_heads(heads):
 def test_differences(tokens, with_factor, with_end):
     x, less, factor = make(3, 2, tokens, 5)
     check(x, less, factor if with_factor else None, make(2, 5) if with_end else None)
+
+
+@pytest.mark.parametrize("of_x, of_less", [(2, 2), (2, 1), (1, 4)])
+def test_parts(of_x, of_less):
+    """Of each 64 of a head's columns, in any order in memory: large ones whose sums nearly cancel."""
+    x, less, factor = 1e3 * make(5, of_x, 2, 700).permute(1, 2, 3, 0), make(of_less, 2, 700, 5), make(2, 700, 5)
+    x[1:] -= x[:1]
+    assert not x.is_contiguous()
+    check(x, less, factor, make(2, 5))
+
+
+def test_segments_end_with_whole_tiles():
+    """One segment a tile up to as many as a block reads totals of; then each has more of them."""
+    check(make(1, SEGMENTS * TILE, 2))
+    check(make(1, SEGMENTS * TILE + 1, 2))
+
+
+@pytest.mark.parametrize("V, K", [(128, 128), (80, 64), (16, 32), (256, 128)])
+def test_products_of_states(V, K):
+    """Of every second state of several, and of those with NaN around them; large ones, too."""
+    x, y = make(2, 6, 3, V + 1, K)
+    x[:, :, V], y[1::2] = torch.nan, torch.nan
+    x[2, 1] *= 1e6
+    given = x[::2, :, :V], y[::2, :, :V]
+    with poisoned():
+        found = state_products(*given, -0.3)
+    products = -0.3 * (given[0].double() * given[1].double())
+    off = (found.double() - products.sum((-1, -2))).abs()
+    assert found.shape == (3, 3) and (off <= 2**-22 * products.abs().sum((-1, -2))).all()
+    assert torch.equal(state_products(*given, -0.3), found)
+
+
+def test_no_states():
+    assert state_products(make(0, 3, 16, 32), make(0, 3, 16, 32), 1.0).shape == (0, 3)
 
 
 def test_sums_that_cancel():
@@ -103,7 +139,7 @@ def test_the_order_is_that_of_the_length_alone():
 
 
 def test_more_heads_than_a_grid_has_rows():
-    """65536 blocks of heads, of which a grid has 65535 but along x."""
-    heads = 8 * 65535 + 3
+    """65,536 blocks of heads, of which a grid has 65,535 but along x."""
+    heads = HEADS * 65535 + 3
     x = make(1, 3, heads)
     assert torch.equal(check(x)[:, :, -3:], suffix_sums(x[:, :, -3:].contiguous()))

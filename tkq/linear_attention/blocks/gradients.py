@@ -14,7 +14,7 @@ from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import is_large, sign_of
 from tkq.linear_attention.engine.dots import write_dots
-from tkq.linear_attention.engine.segmented import visited
+from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.outputs import ready
 from tkq.tile.dtypes import element_type
 from tkq.tile.maps import element
@@ -46,7 +46,7 @@ class BlockGradients:
     in two parts (see `pairs.put_two`)."""
 
     def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
-        self.units = units
+        self.units, self.segmented = units, Segmented(spec)
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
 
     def registers(self) -> Held:
@@ -82,7 +82,8 @@ class BlockGradients:
             ring.advance()
             scores.advance()
         if const_expr(self.spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            if self.segmented.stores(g, t):
+                tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         tk.store_wait(read=False)
 
     def add(self, c, s, at, stages):

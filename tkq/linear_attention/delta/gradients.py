@@ -55,6 +55,7 @@ from tkq.linear_attention.gradients import (
 )
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import by_blocks, launch, sums_neighbours
+from tkq.linear_attention.suffix.launch import state_products
 
 
 class DeltaSaved(NamedTuple):
@@ -144,7 +145,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
             at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
             dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
         else:  # the state behind each segment times its gradient
-            ends = behind.scale * (before.state * p.starts.mT).sum((-1, -2))
+            ends = state_products(before.state, p.starts.mT, behind.scale)
             dg = of_gates_in_segments(before.dots, behind_it.dots, ends.unflatten(0, (len(q), -1)))
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           solved.dots.to(beta.dtype) if needs.beta else None,
@@ -174,11 +175,13 @@ def _before(p, with_w, with_dots, with_final):
     def given(part):
         return Given(p.do[..., part], kept[..., part], k, g, kept=beta, initial=turned_part(initial, part),
                      final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
-                     q2=p.dv[..., part] if with_w else None, starts=turned_part(p.saved.starts, part))
+                     q2=p.dv[..., part] if with_w else None, starts=turned_part(p.saved.starts, part),
+                     apart=True)
 
     first, *_ = parts_of(kept.shape[3])
     summed = with_w and sums_neighbours(given(first))  # of all parts alike: their outputs are added up
-    return over_values(kept.shape[3], lambda part: launch(given(part)._replace(summed=summed), p.scale))
+    return over_values(kept.shape[3], lambda part: launch(given(part)._replace(summed=summed), p.scale),
+                       apart=True)
 
 
 def _behind(p, with_dots, w):
@@ -190,5 +193,5 @@ def _behind(p, with_dots, w):
     return over_values(kept.shape[3], lambda part: launch(Given(
         kept[..., part], p.do[..., part], behind.q, g, kept=beta, initial=turned_part(behind.state, part),
         x=k if with_dots else None, reverse=True, cu=cu, k2=p.dv[..., part], v2=k, summed=summed,
-        starts=turned_part(p.starts, part),
-        less=None if part.start else w), behind.scale))
+        starts=turned_part(p.starts, part), apart=True,
+        less=None if part.start else w), behind.scale), apart=True)

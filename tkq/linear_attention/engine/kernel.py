@@ -170,7 +170,7 @@ class LinearAttention:
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
         head = self.heads.first(head)
-        g, batch, state, tokens = self.sequences.of_block(g, block)
+        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.in_turn(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         (few, some, many), factors = c.registers, self.factors
@@ -263,8 +263,7 @@ class LinearAttention:
         spec, t = self.spec, self.heads.of_warpgroup(g, t, wg)
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
                   *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
-                  tk.rt_fl(CHUNK),
-                  *[tk.cv(CHUNK) for _ in range(4)])
+                  tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
@@ -310,7 +309,8 @@ class LinearAttention:
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            self.products.store(self.sequences.state(g.final, t), c.s, row0)
+            if self.segmented.stores(g, t):
+                self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)

@@ -18,6 +18,13 @@ def visited(t, i, reverse):
     return i if t.first is None else t.first + i
 
 
+def counts(reaches, n, reverse: bool):
+    """Does a half of a segment, the n-th of all of them, add anything behind the segment? Of two that leave nothing of
+    a state the one that is gone through first does not. reaches: what reaches its end and the other one's."""
+    mine, other = reaches
+    return (n % 2 != int(reverse)) | (mine == ALL) | (other == ALL)
+
+
 class Segmented:
     """Of each sequence states have N rows, of which segment n is the n-th; a segment has ceil(chunks / N) chunks, the
     last ones fewer or none.
@@ -29,7 +36,7 @@ class Segmented:
     with part "states": values are then rows behind the last token, which TMA reads as zeros.
 
     With reach, of the delta rule, of each segment and head only those chunks are gone through that reach the state at
-    its end (see `split.reach.Reach`), by transfers all of them or none.
+    its end (see `split.reach.Reach`), by transfers all of them, or none, and no transfer is stored.
 
     With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
 
@@ -72,6 +79,15 @@ class Segmented:
 
     # ---- device --------------------------------------------------------------------------------
 
+    def in_turn(self, block):
+        """Which row of states a block has: of halves first those of which none is left out, so that what has nothing to
+        do fills the gaps behind them."""
+        if not self.spec.halves:
+            return block
+        count = cute.arch.grid_dim()[2] // 2
+        back = int(self.spec.reverse)
+        return block % count * 2 + cutlass.select_(block < count, 1 - back, back)
+
     def of_block(self, g, n, head, chunks):
         """(the n-th block's sequence, its first chunk or None, how many it goes through); chunks: of the sequence."""
         if not self.there:
@@ -89,11 +105,11 @@ class Segmented:
         return n // g.segments, first, chunks
 
     def of_half(self, g, n, head, reach):
-        """0 for the half of a segment that is gone through first where neither leaves anything of a state."""
+        """0 for a half that is left out."""
         if not self.spec.halves:
             return reach
-        nothing = (n % 2 == int(self.spec.reverse)) & (reach < ALL) & (g.reach[n ^ 1, head] < ALL)
-        return cutlass.select_(nothing, 0, reach)
+        reaches = reach, g.reach[n ^ 1, head]
+        return cutlass.select_(counts(reaches, n, self.spec.reverse), reach, 0)
 
     def chunk_of_values(self, g, chunk):
         """Where a chunk's values are read."""
@@ -101,18 +117,26 @@ class Segmented:
 
     @cute.jit
     def first_state(self, g, t, state: tk.RegTile, row0):
-        """Zeros, or the identity; zeros, too, where nothing is left of it."""
+        """Zeros, or the identity."""
         tk.zero(state)
         if const_expr(self.transfer):
             one = Float32(1.0)
-            if const_expr(self.spec.reach):
-                one = cutlass.select_(g.reach[t.state, t.head] < ALL, Float32(0.0), one)
             view = state.rows_view
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r
                 for j in cutlass.range_constexpr(state.cols // 4):
                     if row == tk.first_col() + 8 * (j // 2) + j % 2:
                         view[r, j] = one
+
+    def stores(self, g, t):
+        """Is a block's last state stored? A transfer is not where nothing is left of a state, nor is that of a half
+        that is left out: none reads them."""
+        if self.transfer and self.spec.reach:
+            return g.reach[t.state, t.head] == ALL
+        if not self.spec.halves:
+            return True
+        reaches = g.reach[t.state, t.head], g.reach[t.state ^ 1, t.head]
+        return counts(reaches, t.state, self.spec.reverse)
 
     def begin(self) -> Any:
         """The product of the decays so far; None without."""

@@ -9,6 +9,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import ALL
+from tkq.linear_attention.engine.segmented import counts
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime.compile import fake
 
@@ -20,8 +21,9 @@ ROWS = 16  # columns of V that a block has, with a matrix
 @dataclass(frozen=True)
 class Operands:
     """states: (B, N, HO, V, K) fp32, contiguous: of N segments. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or
-    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (B, N,
-    HO) int32, as `reach.Reach` makes it of one way: below `ALL` a matrix is nothing."""
+    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides. reach: None, or (1, B,
+    N, HO) int32, as `reach.Reach` makes it, reversed (2, ..), of both ways: below `ALL` a matrix is nothing that way,
+    and where it is below in the order of the tokens none was stored."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
@@ -38,7 +40,8 @@ class CombineStates:
     behind the last one the final state. Reversed, from the last segment to the first. In fp32, in the order of the
     segments: what one segment would do to its state as it decays.
 
-    A thread has four elements of a state, and asks for those of eight segments at once. With a matrix a block has 16
+    A thread has four elements of a state, and asks for those of eight segments at once. Where segments are halves of
+    others, the states in their middle are not made. With a matrix a block has 16
     columns of V, a thread one row of K of them: the state before is in shared memory, K x 16, and each thread goes
     through the column of T's transpose that it needs, which its neighbours' lie beside. Transposed, as the delta rule's
     gradients have them, T is the transpose of another sequence of states': a thread goes through a row."""
@@ -59,7 +62,7 @@ class CombineStates:
 
         return (fake.tensor("fp32", (B, N, HO, V, K)), decays and fake.tensor("fp32", decays, align=4),
                 of_call(spec.initial), of_call(spec.final), cutlass.Int32(0),
-                fake.tensor("int32", (B, N, HO), align=4) if spec.reach else None)
+                fake.tensor("int32", (fake.sym(), B, N, HO), align=4) if spec.reach else None)
 
     @cute.jit
     def __call__(self, states: cute.Tensor, decays: Optional[cute.Tensor], initial: Optional[cute.Tensor],
@@ -155,28 +158,52 @@ class CombineStates:
         before = tk.SharedAllocator().vector(THREADS * ROWS)[None, 0]
         s, added = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(2))
         s.fill(0.0)
-        added.fill(0.0)
         here = column0, row, cutlass.select_(row < K, cutlass.min(columns - column0, ROWS), 0)
         if const_expr(self.spec.initial is not None):
             self.get(s, x.initial[batch, head, None, None], here)
+        self.ask(added, x, where, 0, here)
         for i in cutlass.range(count, unroll=1):
-            at = batch, self.segment(x, i), head, None, None
-            of_head = x.states[at]
-            self.get(added, of_head, here)
-            for j in cutlass.range_constexpr(ROWS):
-                before[row * ROWS + j] = s[j]
-            tk.sync_block()
-            self.put(of_head, s, here)
+            n = self.segment(x, i)
+            at = batch, n, head, None, None
+            if not self.spec.halves or n % 2 == int(self.spec.reverse):
+                self.put(x.states[at], s, here)
+            there = (i < needed) & self.leaves(x, (batch, n, head))
+            if there:
+                for j in cutlass.range_constexpr(ROWS):
+                    before[row * ROWS + j] = s[j]
+                tk.sync_block()
             for j in cutlass.range_constexpr(ROWS):
                 s[j] = added[j]
-            there = cutlass.Boolean(True)
-            if const_expr(self.spec.reach):
-                there = x.reach[batch, self.segment(x, i), head] == ALL
-            if there and row < K and i < needed:
-                self.multiply(x.decays[at], before, row, s)
-            tk.sync_block()
+            self.ask(added, x, where, i + 1, here)
+            if there:
+                if row < K:
+                    self.multiply(x.decays[at], before, row, s)
+                tk.sync_block()
         if const_expr(self.spec.final is not None):
             self.put(x.final[batch, head, None, None], s, here)
+
+    def leaves(self, x, at):
+        """Is anything left of the state before a segment? at: (batch, segment, head)."""
+        ways = range(1 + self.spec.reverse) if self.spec.reach else ()
+        found = cutlass.Boolean(True)
+        for way in ways:
+            found = found & (x.reach[(way, *at)] == ALL)
+        return found
+
+    @cute.jit
+    def ask(self, added: cute.Tensor, x, where, i, here):
+        """What the i-th segment adds is on its way; 0 where it was left out, or is none."""
+        batch, head = where
+        added.fill(0.0)
+        if i < x.states.shape[1]:
+            n = self.segment(x, i)
+            there = cutlass.Boolean(True)
+            if const_expr(self.spec.halves):
+                way = int(self.spec.reverse)
+                reaches = [x.reach[way, batch, m, head] for m in (n, n ^ 1)]
+                there = counts(reaches, n, self.spec.reverse)
+            if there:
+                self.get(added, x.states[batch, n, head, None, None], here)
 
     @cute.jit
     def get(self, s: cute.Tensor, of_head: cute.Tensor, here):

@@ -126,7 +126,7 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
         return _outputs(given, scale, given.starts, given.final)
     if given.blocks and not given.reverse:
         given = given._replace(halves=_in_halves(given))
-        given = given._replace(reach=reach_of(given))
+        given = given._replace(reach=reach_of(given, 1 + given.updates))
     parts = given._replace(segments=given.segments * (1 + given.halves))
     made = engine.launch(states_of(parts), scale)
     transfers, inverse = given.transfers, given.inverse
@@ -187,8 +187,8 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
         transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
                                                     for x in (given.initial, final)), given.reverse,
-                       given.reach is not None)
-    reach = None if given.reach is None else given.reach[int(given.reverse)].view(B, rows // B, -1)
+                       given.reach is not None, given.halves)
+    reach = None if given.reach is None else given.reach.view(-1, B, rows // B, given.reach.shape[2])
     decays = None if decays is None else decays.view(B, rows // B, *decays.shape[1:])
     run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V,
         reach)

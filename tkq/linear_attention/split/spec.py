@@ -16,7 +16,8 @@ class CombineSpec:
     head; "columns", for each row of K, too; "matrix", the transpose of a matrix of K x K; "transposed", that matrix.
     initial, final: dtypes of the state before the first
     segment and of that behind the last one, or None. reverse: the last segment is the first. reach: with a matrix, of
-    which segments it is nothing is given (see `reach.Reach`)."""
+    which segments it is nothing is given (see `reach.Reach`). halves: segments are halves of others, whose first states
+    alone are made, and of which some are left out (see `engine.segmented.counts`); with reach."""
 
     head_dim: int
     transfer: str = "none"
@@ -24,6 +25,7 @@ class CombineSpec:
     final: str | None = None
     reverse: bool = False
     reach: bool = False
+    halves: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16))),
@@ -33,6 +35,8 @@ class CombineSpec:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.reach and self.transfer not in ("matrix", "transposed"):
             raise ValueError(f"CombineSpec: reach, allowed is with a matrix, and not with transfer {self.transfer!r}")
+        if self.halves and not self.reach:
+            raise ValueError("CombineSpec: halves, allowed is with reach")
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def _dC(saved, do, with_dots, with_final):
     return over_values(do.shape[3], lambda part: launch(Given(
         do[..., part], saved.x[..., part], saved.B, initial=None if initial is None else initial[:, :, part],
         final=torch.float32 if with_dots and with_final else None, x=saved.C if with_dots else None,
-        steps=saved.steps, cu=saved.cu), 1.0))
+        steps=saved.steps, cu=saved.cu, apart=True), 1.0), apart=True)
 
 
 def _dB(saved, do, dfinal):

@@ -11,32 +11,33 @@ from cutlass import Float32, Float64, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.engine.packed import Piece, Sequences
 from tkq.linear_attention.spec import SuffixSpec
+from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE
 from tkq.runtime.compile import fake
 
-HEADS, LANES, EACH = 8, 64, 16  # of a block: heads; threads of each; neighbouring tokens of a thread
-TILE = LANES * EACH
-SEGMENTS = 32  # blocks of a sequence's head, at most
+THREADS = HEADS * LANES
 
 
 class Given(NamedTuple):
-    """As `SuffixSums` has them. cu: None, or (N + 1,), where N packed sequences begin and end."""
+    """As `SuffixSums` has them. totals: (B, N, H) fp64, room for those of N segments of each sequence. cu: None, or
+    (N + 1,), where N packed sequences begin and end."""
 
     x: cute.Tensor
     less: Optional[cute.Tensor]
     factor: Optional[cute.Tensor]
     end: Optional[cute.Tensor]
+    totals: cute.Tensor
     y: cute.Tensor
     cu: Optional[cute.Tensor]
 
     @property
     def tokens(self):
-        return self.x.shape[1]
+        return self.y.shape[1]
 
 
 @dataclass(frozen=True)
 class Task:
     """Tokens tile0 * TILE to tile1 * TILE of one head of one sequence, and this thread's place in a tile. of: where
-    the sequence's tokens are."""
+    the sequence's tokens are. row, segment: which totals are its own."""
 
     batch: Int32
     of: Piece
@@ -45,25 +46,27 @@ class Task:
     here: cutlass.Boolean
     tile0: Int32
     tile1: Int32
-    tiles: Int32
+    row: Int32
+    segment: Int32
 
 
 class SuffixSums:
     """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - factor[b, i, h] * less[b, i, h] over i >= t.
 
-    x, less, factor: (B, S, H) fp32, of any strides. end: (B, H). y: (B, S, H). Of packed sequences B is 1, end is
-    (N, H), and sums end with a sequence; y of tokens of none is 0. A block has 8 heads of a segment of a sequence's
-    tokens: it adds up all that is behind the segment, each thread its part, and then goes through the segment's tiles
-    from the last to the first. Nothing is exchanged between blocks: what is behind is read again, from L2, at most
-    31 times. Of sums that nearly cancel no digits are lost: they are exact in float64 but for its last bits, and are
-    rounded once.
+    x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. factor: (B, S, H). end: (B, H). y:
+    (B, S, H). Of packed sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
+
+    Two launches of the same blocks, of 32 heads of a segment of a sequence's tokens each. In the first one a block adds
+    up its segment; in the second it begins with the totals of those behind, and goes through the segment's tiles from
+    the last to the first. Of sums that nearly cancel no digits are lost: they are exact in float64 but for its last
+    bits, and are rounded once.
     """
 
     def __init__(self, spec: SuffixSpec):
         self.spec, self.sequences = spec, Sequences(spec)
 
     def fake_arguments(self):
-        """Compiled for any B, S, H and N."""
+        """Compiled for any B, S, H, and any number of sequences and segments."""
         B, S, H = (fake.sym() for _ in range(3))
         N = fake.sym() if self.spec.packed else B
 
@@ -72,81 +75,111 @@ class SuffixSums:
 
         spec = self.spec
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
-        return of(True, B, S, H), (of(spec.less, B, S, H), of(spec.factor, B, S, H), of(spec.end, N, H),
-                                   of(True, B, S, H), cu)
+        totals = fake.tensor("fp64", (fake.sym(), fake.sym(), H), align=8)
+        return of(True, spec.x, B, S, H), (of(spec.less, spec.less, B, S, H), of(spec.factor, B, S, H),
+                                           of(spec.end, N, H), totals, of(True, B, S, H), cu)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, others: Any, stream: cuda.CUstream):
         """others: those of `Given` behind x."""
         x = Given(x, *others)
-        segments = cute.ceil_div(cute.ceil_div(x.tokens, TILE), cute.ceil_div(cute.ceil_div(x.tokens, TILE), SEGMENTS))
-        if const_expr(self.spec.packed is not None):  # as many as a sequence of the mean length has tiles
-            mean = cute.ceil_div(x.tokens, TILE) // cutlass.max(x.cu.shape[0] - 1, 1)
-            segments = cutlass.max(cutlass.min(mean, SEGMENTS), 1)
-        self.kernel(x).launch(
-            grid=[cute.ceil_div(x.x.shape[2], HEADS), segments, self.sequences.blocks(x.x, x.cu)],
-            block=[HEADS * LANES, 1, 1], stream=stream)
+        rows, segments, heads = x.totals.shape
+        grid = [cute.ceil_div(heads, HEADS), segments, rows]  # heads first: the other dimensions end at 65535
+        self.add_up(x).launch(grid=grid, block=[THREADS, 1, 1], stream=stream)
+        self.kernel(x).launch(grid=grid, block=[THREADS, 1, 1], stream=stream)
+
+    def task(self, x: Given) -> Task:
+        """A thread's."""
+        heads, segment, row = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        of, batch = Piece(Int32(0), x.tokens, x.tokens, row), row
+        if const_expr(self.spec.packed is not None):
+            of, batch = self.sequences.find(x, row), Int32(0)
+        tiles = cute.ceil_div(of.end - of.first, TILE)
+        each = cute.ceil_div(tiles, x.totals.shape[1])
+        head, first = heads * HEADS + thread % HEADS, cutlass.min(segment * each, tiles)
+        most = x.totals.shape[2]
+        return Task(batch, of, cutlass.min(head, most - 1), thread // HEADS, head < most, first,
+                    cutlass.min(first + each, tiles), row, segment)
+
+    @cute.kernel
+    def add_up(self, x: Given):
+        """totals of all segments but a sequence's first, behind which nothing begins with it."""
+        sums, t = self.room(), self.task(x)
+        values, total = cute.make_rmem_tensor((EACH,), Float64), cute.make_rmem_tensor((1,), Float64)
+        total[0] = Float64(0.0)
+        for i in cutlass.range(cutlass.select_(t.segment > 0, t.tile1 - t.tile0, 0), unroll=1):
+            self.load(values, x, t, t.tile1 - 1 - i)
+            for e in cutlass.range_constexpr(EACH - 1, -1, -1):
+                total[0] = total[0] + values[e]
+        self.scan(sums, t, total[0])
+        if t.here and t.lane == 0:
+            x.totals[t.row, t.segment, t.head] = self.behind(sums, t, 0)
 
     @cute.kernel
     def kernel(self, x: Given):
-        sums = tk.SharedAllocator().vector(HEADS * 2 * LANES, dtype=Float64)
-        heads, segment, batch = cute.arch.block_idx()  # heads first: the grid's other dimensions end at 65535
-        thread, _, _ = cute.arch.thread_idx()
-        of = Piece(Int32(0), x.tokens, x.tokens, batch)
-        if const_expr(self.spec.packed is not None):
-            of, batch = self.sequences.find(x, batch), Int32(0)
-        tiles = cute.ceil_div(of.end - of.first, TILE)
-        each = cute.ceil_div(tiles, cute.arch.grid_dim()[1])
-        head, first = heads * HEADS + thread % HEADS, cutlass.min(segment * each, tiles)
-        here = head < x.x.shape[2]
-        t = Task(batch, of, head, thread // HEADS, here, first, cutlass.min(first + each, tiles), tiles)
-        mine = thread % HEADS * 2 * LANES + t.lane
-        sums[mine + LANES, 0] = Float64(0.0)  # behind the last lane
-        values = cute.make_rmem_tensor((EACH,), Float64)
-        total = cute.make_rmem_tensor((1,), Float64)  # of what is behind the tile
-        total[0] = Float64(0.0)
-        for i in cutlass.range(t.tiles - t.tile1, unroll=1):
-            self.load(values, x, t, t.tiles - 1 - i)
-            for e in cutlass.range_constexpr(EACH):
-                total[0] = total[0] + values[e]
-        self.scan(sums, mine, total[0])
-        total[0] = sums[mine - t.lane, 0]
+        sums, t = self.room(), self.task(x)
+        values, total = cute.make_rmem_tensor((EACH,), Float64), cute.make_rmem_tensor((1,), Float64)
+        total[0] = self.behind_segment(sums, x, t)  # of what is behind the tile
         if const_expr(self.spec.end):
-            if t.here and t.of.state >= 0:
+            if t.of.state >= 0:
                 total[0] = total[0] + Float64(x.end[t.of.state, t.head])
         for i in cutlass.range(t.tile1 - t.tile0, unroll=1):
             self.load(values, x, t, t.tile1 - 1 - i)
             for e in cutlass.range_constexpr(EACH - 2, -1, -1):
                 values[e] = values[e] + values[e + 1]
-            self.scan(sums, mine, values[0])
-            self.store(x.y, values, total[0] + sums[mine + 1, 0], t, t.tile1 - 1 - i)
-            total[0] = total[0] + sums[mine - t.lane, 0]
+            self.scan(sums, t, values[0])
+            self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)
+            total[0] = total[0] + self.behind(sums, t, 0)
+
+    def behind_segment(self, sums: cute.Tensor, x: Given, t):
+        """The total of the segments behind: a lane has each sixteenth of them."""
+        segments, mine = x.totals.shape[1], Float64(0.0)
+        for i in range(SEGMENTS // LANES):
+            n = t.segment + 1 + i * LANES + t.lane
+            total = x.totals[t.row, cutlass.min(n, segments - 1), t.head]
+            mine = mine + cutlass.select_(n < segments, total, Float64(0.0))
+        self.scan(sums, t, mine)
+        return self.behind(sums, t, 0)
 
     @cute.jit
     def load(self, values: cute.Tensor, x: Given, t, tile):
-        """A thread's tokens; 0 past the end."""
+        """A thread's tokens; 0 past the end, where any of the tensor's is read in their place."""
         for e in cutlass.range_constexpr(EACH):
             token = tile * TILE + t.lane * EACH + e
-            values[e] = Float64(0.0)
-            if t.here and token < t.of.rows:
-                at = t.batch, t.of.first + token, t.head
-                value = Float64(x.x[at])
-                if const_expr(self.spec.less):
-                    taken = Float64(x.less[at])
-                    if const_expr(self.spec.factor):
-                        taken = taken * Float64(x.factor[at])
-                    value = value - taken
-                values[e] = value
+            there = cutlass.max(cutlass.min(t.of.first + cutlass.min(token, t.of.rows - 1), x.tokens - 1), 0)
+            at = t.batch, there, t.head
+            value = self.sum_of_parts(x.x, at)
+            if const_expr(self.spec.less):
+                taken = self.sum_of_parts(x.less, at)
+                if const_expr(self.spec.factor):
+                    taken = taken * Float64(x.factor[at])
+                value = value - taken
+            values[e] = cutlass.select_(token < t.of.rows, value, Float64(0.0))
+
+    def sum_of_parts(self, x: cute.Tensor, at):
+        """Over P."""
+        parts = [Float64(x[(part, *at)]) for part in range(x.shape[0])]
+        return sum(parts[1:], parts[0])
+
+    def room(self) -> cute.Tensor:
+        """(lane, head), and as many lanes of zeros behind the last one."""
+        return tk.SharedAllocator().vector(2 * THREADS, dtype=Float64)
+
+    def behind(self, sums: cute.Tensor, t, lane):
+        """What `scan` found of a lane's values and those behind it."""
+        return sums[lane * HEADS + cute.arch.thread_idx()[0] % HEADS, 0]
 
     @cute.jit
-    def scan(self, sums: cute.Tensor, mine, value):
-        """sums[mine] = the sum of the head's values from this lane to the last; once all are through with those
+    def scan(self, sums: cute.Tensor, t, value):
+        """The sums of each head's values from each lane to the last, for `behind`; once all are through with those
         before."""
+        mine, _, _ = cute.arch.thread_idx()
         tk.sync_block()
-        sums[mine, 0] = value
+        sums[mine, 0], sums[mine + THREADS, 0] = value, Float64(0.0)
         tk.sync_block()
         for i in cutlass.range_constexpr(LANES.bit_length() - 1):
-            found = sums[mine, 0] + sums[mine + (1 << i), 0]
+            found = sums[mine, 0] + sums[mine + (HEADS << i), 0]
             tk.sync_block()
             sums[mine, 0] = found
             tk.sync_block()

@@ -1,16 +1,17 @@
-"""Sums from each token to the last, of torch tensors."""
+"""Sums from each token to the last, and products of states that they end with, of torch tensors."""
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from tkq.linear_attention.segments import segments
-from tkq.linear_attention.spec import SuffixSpec
+from tkq.linear_attention.spec import ProductsSpec, SuffixSpec
+from tkq.linear_attention.suffix.plan import segments as segments_of
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
-_launchers: dict = {}  # (device, what is there beside x) -> the kernel's function
+_launchers: dict = {}  # (device, what a spec has) -> the kernel's function
 
 
 def recipe(spec: SuffixSpec) -> Recipe:
@@ -18,17 +19,24 @@ def recipe(spec: SuffixSpec) -> Recipe:
     return Recipe("tkq.linear_attention.suffix.kernel:SuffixSums", (spec,))
 
 
+def products_recipe(spec: ProductsSpec) -> Recipe:
+    """The kernel's."""
+    return Recipe("tkq.linear_attention.suffix.products:StateProducts", (spec,))
+
+
 def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = None,
                 end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
-    """(B, S, H): of each token the sum of x - factor * less over it and those behind it, and end (B, H). x, less and
-    factor are (B, S, H), factor goes with less. cu: (N + 1,), where packed sequences begin and end, as `edges` has it:
-    sums end with a sequence, end is (N, H); tokens of no sequence have 0, whatever is there.
+    """(B, S, H): of each token the sum of x - factor * less over it and those behind it, and end (B, H). x and less are
+    (B, S, H), or (P, B, S, H), of parts whose sums are meant; factor (B, S, H) goes with less. cu: (N + 1,), where
+    packed sequences begin and end, as `edges` has it: sums end with a sequence, end is (N, H); tokens of no sequence
+    have 0, whatever is there.
 
-    float32 on a GPU: in float64 within, by one launch, in an order that S alone decides. (torch.cumsum adds in one that
-    varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are asked for.) Others
-    by torch.cumsum, in their own type."""
+    float32 on a GPU: in float64 within, by two launches, in an order that S alone decides. (torch.cumsum adds in one
+    that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are asked for.)
+    Others by torch.cumsum, in their own type."""
     if x.is_cuda and x.dtype == torch.float32:
-        return _launched(x, less, factor, end, cu)
+        return _launched(_in_parts(x), _in_parts(less), factor, end, cu)
+    x, less = (y if y is None or y.dim() == 3 else y.sum(0) for y in (x, less))
     if less is not None:
         x = x - (less if factor is None else factor * less)
     if cu is not None:
@@ -39,14 +47,37 @@ def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = N
     return y if end is None else y + end[:, None]
 
 
+def state_products(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    """(R, H): scale times the sum of x times y, over V and K, of states (R, H, V, K), with K contiguous.
+
+    float32 on a GPU: by one launch, in an order that V and K alone decide. Others by torch, in their own type."""
+    if not (x.is_cuda and x.dtype == torch.float32):
+        return scale * (x * y).sum((-1, -2))
+    found, spec = x.new_empty(x.shape[:2]), ProductsSpec(x.shape[3])
+    key = x.get_device(), spec
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(products_recipe(spec))
+    if found.numel():
+        _launchers[key](x, y, found, scale)
+    return found
+
+
+def _in_parts(x):
+    return x if x is None or x.dim() == 4 else x[None]
+
+
 def _launched(x, less, factor, end, cu):
-    y = torch.empty(x.shape, device=x.device, dtype=torch.float32)
+    _, B, S, H = x.shape
+    y = x.new_empty(B, S, H)
     end = end if end is None or len(end) else None  # of no sequences
     packed = None if cu is None else dtypes.name_of(cu.dtype)
-    key = x.get_device(), less is not None, factor is not None, end is not None, packed
+    key = x.get_device(), len(x), 0 if less is None else len(less), factor is not None, end is not None, packed
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:])))
-    if x.numel():
-        _launchers[key](x, (less, factor, end, y, cu))
+    if y.numel():
+        rows, count = (B, segments_of(S)) if cu is None else (len(cu) + 1, segments_of(S, len(cu) - 1))
+        totals = torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
+        _launchers[key](x, (less, factor, end, totals, y, cu))
     return y
