@@ -75,9 +75,9 @@ class LinearAttention:
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
-        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
-        self.early = bool(spec.delta) and not spec.scored and config.stages > 2
-        self.ahead = config.heads == 2  # the state's warpgroups, two, begin theirs with a chunk
+        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made; and those of
+        # pairs before the states' warpgroups begin theirs, which come with a chunk
+        self.early = (bool(spec.delta) and not spec.scored and config.stages > 2) or config.heads == 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
         self.decays_early = self.products.one and config.groups == 1  # two warpgroups have no registers for it
         self.checkpoints = Checkpoints(spec, self.products)
@@ -221,9 +221,9 @@ class LinearAttention:
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         first, every = self.turns.begin(wg, ring, out), self.turns.every
         gates, mine = self.gate.begin(g, t, self.order(t, first)), self.delta.begin(g, t, self.order(t, first))
-        self.scores.begin(s, t, first, ring, x, self.early or self.ahead)
+        self.scores.begin(s, t, first, ring, x, self.early)
         for i in cutlass.range(first, t.chunks, every, unroll=1):
-            self.scores.begin(s, t, i, ring, x, not (self.early or self.ahead))
+            self.scores.begin(s, t, i, ring, x, not self.early)
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, self.heads.place_of_warp(out)), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
@@ -255,7 +255,6 @@ class LinearAttention:
             tk.publish()
             s.scores.commit(out)
             self.turns.advance(out)
-            self.scores.begin(s, t, i + every, ring, x, self.ahead)
         tk.mma_wait(0)
 
     @cute.jit
@@ -264,8 +263,7 @@ class LinearAttention:
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
                   *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
                   tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(4)])
-        ring, scores = s.tokens.ring(), s.scores.ring()
-        row0 = (t.part + wg) * CHUNK
+        ring, scores, row0 = s.tokens.ring(), s.scores.ring(), (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
         second, written = self.second.begin(), self.neighbours.ring()
