@@ -7,7 +7,7 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
 # registers: of pairs, where the producer's warpgroup makes what gates are for, too; where scores are made in turn
-OF_PAIRS, IN_TURNS = (40, 104, 184), (24, 136, 216)
+OF_PAIRS, IN_TURNS = (40, 104, 184), (24, 144, 200)
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:

@@ -79,7 +79,6 @@ class LinearAttention:
         # pairs before the states' warpgroups begin theirs, which come with a chunk
         self.early = (bool(spec.delta) and not spec.scored and config.stages > 2) or config.heads == 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
-        self.decays_early = self.products.one and config.groups == 1  # two warpgroups have no registers for it
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
         self.both_ways = BothWays(config.groups, self.neighbours, OUT_BARRIER)
@@ -274,7 +273,6 @@ class LinearAttention:
             if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
-            self.decay_early(g, s, c, (second, decay), (wg, ring.stage, scores))
             tk.mma_wait(0)
             self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
@@ -283,10 +281,10 @@ class LinearAttention:
             if const_expr(self.second.there):  # before, registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            if const_expr(not self.decays_early):
-                self.take_up(g, s, c, second, (wg, ring.stage, scores))
-                self.products.behind_updates(c, s, ring.stage)
-                self.decay(s, c, decay, wg, scores)
+            self.take_up(g, s, c, second, (wg, ring.stage, scores))
+            self.products.behind_updates(c, s, ring.stage)
+            self.gate.decay(c, s.gate, self.heads.place(scores, wg))
+            self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(not self.second.there):
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
             for values in self.gate.values(c):
@@ -313,24 +311,11 @@ class LinearAttention:
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
 
-    def decay_early(self, g, s, c, kept, at):
-        """Values and the state get their decays while queries meet the state before, where nothing else does. kept:
-        second operands, a segment's decay. at: the warpgroup, the stage of tokens, the ring of scores."""
-        if self.decays_early:
-            self.take_up(g, s, c, kept[0], at)
-            self.decay(s, c, kept[1], at[0], at[2])
-            s.scores.wait(at[2])  # they are there: without it the assembler would put all this behind the products
-
     def take_up(self, g, s, c, second, at):
         """The values as the state takes them up. at: the warpgroup, the stage of tokens, the ring of scores."""
         wg, stage, scores = at
         self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
         self.second.take_up(g, c, s, second, (self.tile(stage, wg), scores.stage))
-
-    def decay(self, s, c, decay, wg, scores):
-        """The state to a chunk's end, with it what a segment's chunks make of a state."""
-        self.gate.decay(c, s.gate, self.heads.place(scores, wg))
-        self.segmented.decay(decay, s.gate, scores.stage)
 
     def add_outputs(self, g, s, c, wg, at):
         """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the

@@ -25,8 +25,6 @@ class StateProducts:
         both = delta.forward and spec.queried
         self.late = both and self.wide  # do corrected values wait in shared memory?
         self.behind = both and not self.wide  # do queries meet the state behind the corrected values?
-        # do queries meet a copy of the state, and nothing else does?
-        self.one = not (spec.delta or spec.dot or second.there or self.wide)
         # does the state meet queries a few columns at a time?
         self.pieces = second.query or (second.pair and spec.exact_outputs)
 
