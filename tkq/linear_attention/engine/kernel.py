@@ -75,9 +75,8 @@ class LinearAttention:
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
-        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made; and those of
-        # pairs before the states' warpgroups begin theirs, which come with a chunk
-        self.early = (bool(spec.delta) and not spec.scored and config.stages > 2) or config.heads == 2
+        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
+        self.early = bool(spec.delta) and not spec.scored and config.stages > 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
