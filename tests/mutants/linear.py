@@ -115,7 +115,6 @@ MUTANTS = (
         ("transfers_that_were_not_stored", "ways = range(1 + self.spec.reverse) if self.spec.reach else ()",
          "ways = (int(self.spec.reverse),) if self.spec.reach else ()",
          (f"{TESTS}test_split.py::test_what_leaves_nothing_one_way",)),
-        ("states_that_were_not_stored", "there = counts(reaches, n, self.spec.reverse)", "pass", BY_HALVES),
         ("states_that_do_not_decay", "s[e] = before + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
         ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
