@@ -10,17 +10,19 @@ import sys
 import torch
 
 import tkq
-from tests.helpers.sanitizer.calls import main, on, randn
+from tests.helpers.sanitizer.calls import grad, main, on, randn
 
 
 def segments(device):
     """One head of 2,048 tokens, which is computed in segments; the delta rule's 24, by blocks, too; one with
-    gates of columns and a lower bound; forward."""
+    gates of columns and a lower bound; the delta rule's gradients."""
     q, k, v, g, initial = on(
         device, randn(0, 1, 2048, 1, 64), randn(1, 1, 2048, 1, 64) / 8, randn(2, 1, 2048, 1, 64),
         -randn(3, 1, 2048, 1, dtype=torch.float32).abs(), randn(4, 1, 1, 64, 64, dtype=torch.float32))
     yield "linear_attn in segments", tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
     yield "gated_delta_rule in segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, g, g.exp())]
+    yield "gradients of gated_delta_rule in segments", grad((tkq.gated_delta_rule(*leaves),), leaves, (v,))
     v, gates = v.repeat(1, 1, 24, 2), g.repeat(1, 1, 24)
     yield "gated_delta_rule in segments by blocks", (tkq.gated_delta_rule(q, k, v, gates, gates.exp()),)
     q, k, v, x = on(device, *(randn(i, 1, 2048, 1, 128) for i in range(4)))
