@@ -56,6 +56,7 @@ class Shared:
     p: tk.SharedTile
     rest: Any  # of p, with dots
     gate: Any
+    taken_up: Any
     delta: Any
     diagonal: Any
     second: Any
