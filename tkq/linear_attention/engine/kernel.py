@@ -284,19 +284,13 @@ class LinearAttention:
             if const_expr(self.second.there):  # before, registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            if const_expr(not self.taken_up.there):
-                self.take_up(g, s, c, second, (wg, ring.stage, scores))
+            self.take_up(g, s, c, second, (wg, ring.stage, scores))
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, self.heads.place(scores, wg))
             self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(not self.second.there):
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            if const_expr(self.taken_up.there):
-                tk.mma_AtB(c.s, s.taken_up[scores.stage], s.k[ring.stage])
-                self.read_values(s, c, wg, ring.stage)  # for D
-            else:
-                for values in self.gate.values(c):
-                    tk.mma_AB(c.s, values, s.k[ring.stage])
+            self.add_values(s, c, wg, (ring.stage, scores))
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
@@ -320,10 +314,22 @@ class LinearAttention:
         tk.store_wait(read=False)
 
     def take_up(self, g, s, c, second, at):
-        """The values as the state takes them up. at: the warpgroup, the stage of tokens, the ring of scores."""
+        """The values as the state takes them up, where scores' warpgroups have not made them. at: the warpgroup, the
+        stage of tokens, the ring of scores."""
         wg, stage, scores = at
-        self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
+        if not self.taken_up.there:
+            self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
         self.second.take_up(g, c, s, second, (self.tile(stage, wg), scores.stage))
+
+    def add_values(self, s, c, wg, at):
+        """The state takes them up. at: the stage of tokens, the ring of scores."""
+        stage, scores = at
+        if self.taken_up.there:
+            tk.mma_AtB(c.s, s.taken_up[scores.stage], s.k[stage])
+            self.read_values(s, c, wg, stage)  # for D
+        else:
+            for values in self.gate.values(c):
+                tk.mma_AB(c.s, values, s.k[stage])
 
     def add_outputs(self, g, s, c, wg, at):
         """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the
