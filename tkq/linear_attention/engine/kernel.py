@@ -52,7 +52,7 @@ class LinearAttention:
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
-      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  (2 take chunks in turn)
+      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  2 take chunks in turn
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
