@@ -19,10 +19,10 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 
 
 class GateShared(NamedTuple):
-    """Of a chunk's 64 tokens, two stages of each head, G in powers of 2. sum: G. at_query: scale * 2^G. to_end:
-    2^(G[63] - G); the other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d,
-    and to_end is multiplied by d; reversed it is d alone. second: see `second.second_factor`. kept: G, less the
-    logarithms of what makes corrected values of kept ones (see `Gate`)."""
+    """Of a chunk's 64 tokens, a place for each stage of scores and head, G in powers of 2. sum: G. at_query: scale *
+    2^G. to_end: 2^(G[63] - G); the other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d,
+    scale * d, and to_end is multiplied by d; reversed it is d alone. second: see `second.second_factor`. kept: G, less
+    the logarithms of what makes corrected values of kept ones (see `Gate`)."""
 
     sum: cute.Tensor
     at_query: cute.Tensor

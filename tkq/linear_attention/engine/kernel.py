@@ -326,7 +326,8 @@ class LinearAttention:
         stage, scores = at
         if self.taken_up.there:
             tk.mma_AtB(c.s, s.taken_up[scores.stage], s.k[stage])
-            self.read_values(s, c, wg, stage)  # for D
+            if self.ssd.skips:
+                self.read_values(s, c, wg, stage)
         else:
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[stage])
