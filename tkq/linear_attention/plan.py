@@ -38,7 +38,8 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
         outputs = 2
     if turns:
         return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead, outputs=outputs)
-    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads, outputs=outputs)
+    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads,
+                        score_stages=4 if factors_alone(spec) else 2, outputs=outputs)
 
 
 def paired(spec: LinearSpec) -> bool:
@@ -59,6 +60,11 @@ def in_turns(spec: LinearSpec) -> bool:
     """Are scores worth two warpgroups, which take chunks in turn? With gates and one warpgroup of the state: without,
     they do not take longer than what the state does with them. Not those for which registers are short."""
     return plain(spec) and spec.gated and spec.head_dim <= NARROW
+
+
+def factors_alone(spec: LinearSpec) -> bool:
+    """Does a launch make states alone, of gates that make a factor for each token?"""
+    return spec.part == "states" and spec.gated and not spec.delta
 
 
 def spilled(spec: LinearSpec) -> int:

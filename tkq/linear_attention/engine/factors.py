@@ -3,17 +3,22 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.engine.segmented import visited
 from tkq.linear_attention.engine.turns import ScoreTurns
 
+WARPS = 4  # of a warpgroup
+
 
 class FactorWarps:
     """With two heads a block's scores would wait for the factors of both. So each head has a warp beside the producer
     that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
-    there factors are handed over."""
+    there factors are handed over.
+
+    A launch that makes states alone waits for nothing but factors, and for those of a chunk longer than the state works
+    with it. So all warps of the scores' warpgroup make them in turn."""
 
     def __init__(self, gate: Any, barrier: int, turns: ScoreTurns):
         """barrier: the first one's number. count: of these warps; 0 where a first warp of scores makes the factors."""
@@ -43,6 +48,21 @@ class FactorWarps:
             self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))
             self.meet(0)
             room.advance()
+
+    @cute.jit
+    def make_in_turn(self, g, s, t, wg):
+        """Where there are no scores, by the warps of a warpgroup, every fourth chunk each."""
+        room, reverse, warp = s.scores.ring(), self.gate.spec.reverse, tk.warp_id() % WARPS
+        room.count[0] = Uint32(warp)
+        numbers = self.gate.first(g, t, visited(t, warp, reverse))
+        for i in cutlass.range(warp, t.chunks, WARPS, unroll=1):
+            logs = self.gate.logs(g, t, visited(t, i, reverse), numbers)
+            self.gate.follow(g, t, visited(t, i + WARPS, reverse), numbers)
+            s.scores.acquire_empty(room)
+            self.gate.sums(g, logs, s.gate, room.stage)
+            s.scores.commit(room)
+            for _ in cutlass.range_constexpr(WARPS):
+                room.advance()
 
     def meet(self, wg):
         """A chunk's factors are there: all that share the barrier. wg: of scores."""

@@ -11,9 +11,9 @@ class Heads:
     with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
     for each head. A stage of the scores has a place for each."""
 
-    def __init__(self, count: int, stages: int = 2):
-        """stages: of the scores."""
-        self.count, self.places = count, stages * count
+    def __init__(self, count: int, stages: int = 2, in_turn: bool = False):
+        """stages: of the scores. in_turn: factors of one head are made by all warps of a warpgroup."""
+        self.count, self.places, self.in_turn = count, stages * count, in_turn
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""
@@ -32,6 +32,8 @@ class Heads:
     def makes_factors(self):
         """Is this one of the warps that do? Of one head it is the scores' first one, of two those from `FACTORS` on."""
         warp = tk.warp_id() % 4
+        if self.in_turn:
+            return True
         return warp == 0 if self.count == 1 else (warp >= FACTORS) & (warp < FACTORS + self.count)
 
     def of_warp(self, t):

@@ -14,7 +14,7 @@ from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
-from tkq.linear_attention.engine.factors import FactorWarps
+from tkq.linear_attention.engine.factors import WARPS, FactorWarps
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.heads import Heads
@@ -29,6 +29,7 @@ from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.engine.taken_up import TakenUp
 from tkq.linear_attention.engine.turns import ScoreTurns
 from tkq.linear_attention.outputs import put, put_by_turns
+from tkq.linear_attention.plan import factors_alone
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -65,17 +66,16 @@ class LinearAttention:
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.heads, self.turns = Heads(config.heads, config.score_stages), ScoreTurns(config)
-        self.gate = Gate(spec, self.ssd, self.heads, self.turns.every)
-        self.factors = FactorWarps(self.gate, SCORES_BARRIER, self.turns)
-        self.dtype = element_type(spec.dtype)
+        self.alone, self.turns = factors_alone(spec), ScoreTurns(config)
+        self.heads = Heads(config.heads, config.score_stages, self.alone)
+        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.alone else self.turns.every)
+        self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.turns), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True, inverse=spec.inverse)
         self.scores = Scores(spec, self.delta, spec.strict or self.ssd.apart)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
-        self.second = Second(spec, self.gate)
-        self.taken_up = TakenUp(spec, config)
+        self.second, self.taken_up = Second(spec, self.gate), TakenUp(spec, config)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER, self.taken_up.there)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
@@ -156,7 +156,7 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n, x = c.groups, int(self.spec.has_x)
+        n, x, warps = c.groups, int(self.spec.has_x), 0 if self.alone else 4  # that read a chunk for its scores
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n * c.outputs),
@@ -166,17 +166,17 @@ class LinearAttention:
                    self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
-                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 + 4 * n),
-                   al.pipe(c.score_stages, 0, 4 * n, producers=4))
+                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, warps + 4 * n),
+                   al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
-        head = self.heads.first(head)
+        head, make_scores = self.heads.first(head), self.factors.make_in_turn if self.alone else self.make_scores
         g, batch, state, tokens = self.sequences.of_block(g, self.segmented.in_turn(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         (few, some, many), factors = c.registers, self.factors
         tk.assign((tk.Role(lambda _: factors.beside(self.produce, g, s, t), few, warps=1 + factors.count),
-                   tk.Role(lambda wg: self.make_scores(g, s, t, wg), some, c.scores),
+                   tk.Role(lambda wg: make_scores(g, s, t, wg), some, c.scores),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
         self.neighbours.end()
 
