@@ -329,7 +329,12 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/factors.py",
         ("factors_of_the_first_chunk", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", "pass", PAIRS),
-        ("factors_written_over", "s.scores.acquire_empty(room)", "", pressed("reads-linear_pairs")),
+        ("factors_written_over",
+         "s.scores.acquire_empty(room)\nself.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))",
+         "self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))", pressed("reads-linear_pairs")),
+        ("factors_in_turn_from_the_first_stage", "room.count[0] = Uint32(warp)", "room.count[0] = Uint32(0)", SPLIT),
+        ("factors_in_turn_of_the_next_chunk", "self.gate.follow(g, t, visited(t, i + WARPS, reverse), numbers)",
+         "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", SPLIT),
         ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),
     *family(
