@@ -264,6 +264,8 @@ MUTANTS = (
          WIDE_DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
+        ("gates_of_the_next_chunk", "self.gate = Gate(spec, self.ssd, self.heads, "
+         "WARPS if self.alone else self.turns.every)", "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
@@ -333,8 +335,6 @@ MUTANTS = (
          "s.scores.acquire_empty(room)\nself.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))",
          "self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))", pressed("reads-linear_pairs")),
         ("factors_in_turn_from_the_first_stage", "room.count[0] = Uint32(warp)", "room.count[0] = Uint32(0)", SPLIT),
-        ("factors_in_turn_of_the_next_chunk", "self.gate.follow(g, t, visited(t, i + WARPS, reverse), numbers)",
-         "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", SPLIT),
         ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),
     *family(
