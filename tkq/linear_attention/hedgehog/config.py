@@ -24,9 +24,9 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of producer and sender, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of that of rows."""
 
-    registers: tuple = (24, 192, 104)
+    registers: tuple = (24, 168, 152)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tkq.linear_attention.hedgehog.sides import (
     near_power,
     pairs_of_sums,
     put_features,
-    put_state,
+    put_state_and_sums,
     side_softmax,
 )
 from tkq.linear_attention.hedgehog.spec import GradientSpec
@@ -83,7 +83,7 @@ class SidePart:
         """d = what a chunk has of the state, which is rounded; e: the softmax of its y, and features of it, to shared
         memory."""
         one = tk.Ring(tokens.count, 1)
-        put_state(s, c, side)
+        put_state_and_sums(s, c, side)
         s.values.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
         self.release_pairs(s, tokens, i)

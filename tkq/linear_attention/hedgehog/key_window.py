@@ -9,7 +9,7 @@ from cutlass import Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.key_tiles import visited
-from tkq.linear_attention.hedgehog.query_window import anew
+from tkq.linear_attention.hedgehog.query_rows import anew
 from tkq.linear_attention.hedgehog.sides import near_power
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following

@@ -1,166 +1,233 @@
-"""The sides of the queries' kernel: the parts that have the state, and the gradients of features."""
+"""The sides of the queries' kernel: the state, the gradients of features, and the window's scores."""
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.features import LEAST
+from tkq.linear_attention.hedgehog.query_tiles import COUNT, DELTA, LESS, OF_DO, SHARE, TOTAL
 from tkq.linear_attention.hedgehog.sides import (
+    BOTH_BARRIER,
     FEATURES,
+    LEAST_NARROW,
     SIDE_BARRIER,
+    SIDES,
+    add_sums,
     features_of_y,
-    least,
     near_power,
     pairs_of_sums,
-    put_features,
     put_state,
-    side_softmax,
 )
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
+from tkq.linear_attention.hedgehog.window_rows import COLUMNS, LN2, add_products, exponentials, hide_later
 
 
 @dataclass(frozen=True)
 class Side:
-    """Registers of one side's 64 features."""
+    """Registers of one side's 64 features, and of a chunk's pairs with 64 keys."""
 
     sum: tk.RegTile  # features by D
-    dmap: tk.RegTile  # the map's gradient, transposed: its columns by half of D
-    e: tk.RegTile
-    d: tk.RegTile  # the features' gradients
-    row: tk.RowVec
-    inner: tk.RowVec
-    far: tk.RowVec
+    x: tk.RegTile  # scores, exponentials
+    d: tk.RegTile  # delta's product, dp, the features' gradients
+    most: tk.RowVec
+    inverse: tk.RowVec
     delta: tk.RowVec
     weight: tk.RowVec
-    ones: tk.RowVec
-    total: cute.Tensor  # of a feature of the first 64 threads each: the sum over tokens
+    inner: tk.RowVec
+    total: tk.RowVec  # sums of exponentials
+    of_do: tk.RowVec  # of exponentials times dp
+    count: tk.RowVec  # of the largest
+    far: tk.RowVec  # less
+    largest: cute.Tensor  # bits
 
 
 class SidePart:
-    """One side's 64 features by D, from the first chunk to the last, and what queries have of them."""
+    """One side's 64 features by D, from the first chunk to the last, what queries have of them, and their pairs with the
+    keys of their own chunk, or, by the second side, with those of the chunk before."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit
     def run(self, g, s, t, side):
-        D = self.spec.head_dim
-        c = Side(tk.rt_fl(D), tk.rt_fl(D // 2), tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), *[tk.rv() for _ in range(6)],
-                 cute.make_rmem_tensor((1,), Float32))
+        c = Side(tk.rt_fl(self.spec.head_dim), tk.rt_fl(CHUNK), tk.rt_fl(FEATURES), *[tk.rv() for _ in range(9)],
+                 cute.make_rmem_tensor((1,), Int32))
+        sums = s.sums
         tk.zero(c.sum)
-        tk.zero(c.dmap)
-        tk.fill(c.ones, 1.0)
-        c.total[0] = Float32(0.0)
+        c.largest[0] = Int32(0)
+        if tk.thread_in_warpgroup() < FEATURES:
+            sums[tk.thread_in_warpgroup(), side] = Float32(0.0)
         less, _ = near_power(self.spec, g, t)
-        scale = g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))  # of -y: dy's sign
+        scales = (g.window[t.head] * (g.scale * LN2),
+                  g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0)))  # of -y: dy's sign
         tokens = s.queries.ring()  # one count for all pipes
-        s.map_pipe.wait(s.map_pipe.ring())
-        self.begin_y(s, c, tokens)
-        tk.mma_wait(0)
+        self.ask(g, t, c, 0)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.take_state(s, c, side, tokens)
-            tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
-            tk.mul(c.weight, c.weight, scale)
-            self.put_gradients(s, c, side, tokens)
-            self.add_keys(s, c, side, tokens, i)
+            self.begin_pairs(s, c, side, tokens, g.scale)
+            self.put_pairs(g, s, c, side, tokens, (i, scales[0]))
+            self.put_gradients(s, c, side, tokens, scales[1])
+            self.ask(g, t, c, i + 1)
+            self.put_rows(s, c, side, tokens)
+            self.add_keys(s, c, side, tokens)
             tokens.advance()
-        _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
-        tk.mul(c.dmap, c.dmap, power)
-        of_head = g.dmap[t.batch, t.head, None, None]
-        transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
-        tk.store_elements(transposed, c.dmap, 0, side * (D // 2))
+        self.lower_largest(s, c, side, tokens, g.scale)
 
-    def begin_y(self, s, c, tokens):
-        s.queries.wait(tokens)
-        tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
+    def ask(self, g, t, c, i):
+        """Rows' numbers of a chunk, which come while others are worked on."""
+        tk.load_rows(c.most, g.most[t.batch, None, t.head], i * CHUNK, g.tokens)
+        tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+
+    # ---- the window ------------------------------------------------------------------------------
 
     @cute.jit
-    def take_state(self, s, c, side, tokens):
-        """delta, of the first side for the window, too; d = what a chunk has of the state, which is rounded; e: the
-        softmax of its y."""
-        one = tk.Ring(tokens.count, 1)
+    def begin_pairs(self, s, c, side, tokens, scale):
+        """x: scores; delta. The state, rounded, to shared memory, and what the largest scores of the chunk before get
+        less."""
+        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
+        mine = following(before, SIDES - 1 - side)
+        s.queries.wait(tokens)
+        s.keys.wait(mine)
+        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[mine.stage])
         s.gradients.wait(one)
         s.outputs.wait(one)
         tk.mm_ABt(c.d, s.o[0], s.a[0])
         put_state(s, c, side)
         tk.mma_wait(0)
+        if tokens.count[0] > 0:
+            self.lower_largest(s, c, side, tokens, scale)
+        s.queries.release(tokens)
+        s.keys.release(before)
         s.outputs.release(one)
         diagonal(c.delta, c.d)
-        tk.mm_ABt(c.d, s.a[0], s.state[side])
-        if side == 0:
-            s.deltas.acquire_empty(one)
-            tk.store_rows(s.delta[None, 0], c.delta, 0, CHUNK)
-            s.deltas.commit(one)
-        side_softmax(c, side)
-        tk.mma_wait(0)
-        s.gradients.release(one)
 
     @cute.jit
-    def put_gradients(self, s, c, side, tokens):
-        """dy and less of one side."""
-        one = tk.Ring(tokens.count, 1)
+    def put_pairs(self, g, s, c, side, tokens, where):
+        """ds, but for what the largest get less, to shared memory."""
+        (i, scale), one, before = where, tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.values.stages)
+        mine, narrow = following(before, SIDES - 1 - side), tk.rt(CHUNK, self.dtype)
+        s.values.wait(mine)
+        tk.mm_ABt(c.d, s.a[0], s.b[mine.stage])
+        if side == 0:
+            hide_later(c.x)
+        elif i == 0:
+            tk.neg_infty(c.x)
+        for vector in (c.total, c.of_do, c.count):
+            tk.zero(vector)
+        c.largest[0] = exponentials(c.x, c, g.scale)
+        tk.mul(c.weight, c.inverse, scale)
+        tk.mma_wait(0)
+        add_products(c, c.x, c.d)
+        tk.apply(c.inner, lambda weight, delta: -weight * delta, c.weight, c.delta)
+        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.d, c.weight,
+                        c.inner)
+        s.pairs.acquire_empty(one)
+        tk.store(s.ds[side], narrow)
+
+    @cute.jit
+    def lower_largest(self, s, c, side, tokens, scale):
+        """ds of the chunk before."""
+        last, shares = following(tk.Ring(tokens.count, 1), -1), tk.rv()
+        s.shares.wait(last)
+        for r in cutlass.range_constexpr(2):
+            shares.tensor[r] = s.rows[tk.first_row() + 8 * r, SHARE] * (scale * LN2)
+        self.lower(s.ds[side].tensor, c.largest[0], shares)
+        tk.publish()
+        s.pairs.commit(last)
+
+    @cute.jit
+    def lower(self, tile, bits, less):
+        """Those of a tile's elements that have a bit."""
+        while bits != 0:
+            n = cute.arch.popc((bits & -bits) - 1)
+            r, j = n // COLUMNS, n % COLUMNS
+            row, col = tk.first_row() + 8 * r, tk.first_col() + 8 * (j // 2) + j % 2
+            one = cutlass.select_(r == 0, less.tensor[0], less.tensor[1])
+            tile[row, col] = self.dtype(Float32(tile[row, col]) - one)
+            bits = bits & (bits - 1)
+
+    # ---- before the window -----------------------------------------------------------------------
+
+    @cute.jit
+    def put_gradients(self, s, c, side, tokens, scale):
+        """dy of one side; far: its part of less."""
+        one, f = tk.Ring(tokens.count, 1), tk.rt(FEATURES, self.dtype)
+        tk.mm_ABt(c.d, s.a[0], s.state[side])
+        s.x_features.wait(one)
+        tk.load(f, s.of_x[side])
+        tk.copy(c.x, f)
+        tk.mul(c.weight, c.inverse, scale)
+        tk.mma_wait(0)
+        s.gradients.release(one)
+        s.x_features.release(one)
+        s.states.commit(one)
         self.add_features(s, c, side)
         s.dys.acquire_empty(one)
         dy = tk.rt(FEATURES, self.dtype)
-        tk.apply_narrow(dy, lambda z, d, weight, inner: z * cute.math.fma(d, weight, inner), c.e, c.d, c.weight,
+        tk.apply_narrow(dy, lambda z, d, weight, inner: z * cute.math.fma(d, weight, inner), c.x, c.d, c.weight,
                         c.inner)
         tk.store(s.dy[side], dy)
-        tk.store_rows(s.less[None, side], c.far, 0, CHUNK)
-        tk.publish()
-        s.dys.commit(one)
 
     def add_features(self, s, c, side):
         """d: gradients of features; far: what they have of them; inner: what the softmax takes from each, with dy's
-        weight."""
-        sums = pairs_of_sums(s, side)
+        weight; x: features become softmaxes, 0 for those at their least, which have no part in it."""
+        sums, least = pairs_of_sums(s, side), LEAST_NARROW[self.spec.dtype]
         tk.zero(c.inner)
         tk.zero(c.far)
-        view, d = c.e.rows_view, c.d.rows_view
+        view, d = c.x.rows_view, c.d.rows_view
         for block in range(FEATURES // 8):
             cols = cute.make_rmem_tensor((2,), Float32)
             cute.autovec_copy(sums[None, 4 * block + tk.lane_id() % 4], cols)
             for r in range(2):
                 for n in range(2):
                     j = 2 * block + n
-                    one, found = view[r, j], d[r, j] - c.delta.tensor[r] * cols[n]
-                    least = one < LEAST
-                    feature = Float32(cutlass.select_(least, Float32(LEAST), one))
-                    c.far.tensor[r] = cute.math.fma(feature, found, c.far.tensor[r])
-                    d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))
-                    c.inner.tensor[r] = cute.math.fma(one, d[r, j], c.inner.tensor[r])
+                    one, found = view[r, j], cute.math.fma(-c.delta.tensor[r], cols[n], d[r, j])
+                    c.far.tensor[r] = cute.math.fma(one, found, c.far.tensor[r])
+                    one = Float32(cutlass.select_(one <= least, Float32(0.0), one))
+                    c.inner.tensor[r] = cute.math.fma(one, found, c.inner.tensor[r])
+                    view[r, j], d[r, j] = one, found
         tk.quad_sum(c.inner)
-        tk.quad_sum(c.far)
         tk.apply(c.inner, lambda x, weight: -x * weight, c.inner, c.weight)
 
     @cute.jit
-    def add_keys(self, s, c, side, tokens, i):
-        """The state takes up the chunk before; of the map's gradient half of the rows, of both sides' dy; the next
-        chunk's y."""
-        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
-        s.keys.wait(before)
-        tk.mm_AB(c.e, s.y[before.stage], s.maps[1])
-        tk.mma_wait(0)
-        s.keys.release(before)
-        side_softmax(c, side)
-        tk.apply(c.e, least, c.e)
-        s.dys.wait(one)
-        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
-        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)
-        put_features(s, c, side, c.ones, i > 0)
+    def put_rows(self, s, c, side, tokens):
+        """Sums of both sides, which the first adds up, and dy are there."""
+        found, rows, one = ((TOTAL, c.total), (OF_DO, c.of_do), (LESS, c.far), (COUNT, c.count)), s.rows, tk.Ring(
+            tokens.count, 1)
+        for _, vector in found:
+            tk.quad_sum(vector)
+        if side == 0:
+            tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)
+            for n, vector in found:
+                for r in cutlass.range_constexpr(2):
+                    vector.tensor[r] = vector.tensor[r] + rows[tk.first_row() + 8 * r, n]
+            cute.arch.sync_warp()
+            for n, vector in (*found, (DELTA, c.delta)):
+                tk.store_rows(rows[None, n], vector, 0, CHUNK)
+        else:
+            for n, vector in found:
+                tk.store_rows(rows[None, n], vector, 0, CHUNK)
+            tk.sync_arrive(BOTH_BARRIER, SIDES * tk.WARPGROUP)
+        tk.publish()
+        s.dys.commit(one)
+
+    @cute.jit
+    def add_keys(self, s, c, side, tokens):
+        """The state and sums take up the chunk before."""
+        one, before, ones = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.values.stages), tk.rt(CHUNK, self.dtype)
+        tk.fill(ones, 1.0)
+        s.y_features.wait(one)
         s.values.wait(before)
         tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
-        self.begin_y(s, c, following(tokens))
-        tk.mma_wait(2)
-        s.dys.release(one)
-        s.queries.release(tokens)
+        tk.mm_AB(c.x, ones, features_of_y(s, side))
         tk.mma_wait(0)
         s.values.release(before)
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and parts have been read
+        s.y_features.release(one)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and sums have been read
+        add_sums(s.sums, c.x, side)
 
 
 def diagonal(v: tk.RowVec, x: tk.RegTile):

@@ -14,6 +14,8 @@ FEATURES = 64  # columns of a map
 SIDES = 2
 SIDE_WARPS = SIDES * WARPS
 SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
+BOTH_BARRIER = 4  # the named barrier of both sides
+LEAST_NARROW = {"bf16": 134 * 2.0**-27, "fp16": 17 * 2.0**-24}  # 1e-6, rounded: features at their least
 PARTS_TILE = tk.st(8, FEATURES, Float32)  # what a side's warps add to sums: more rows than warps, the fewest
 
 
@@ -54,6 +56,25 @@ def side_softmax(c, side):
 
 @cute.jit
 def put_state(s, c, side):
+    """State, rounded, to shared memory, where sums are; then the side's warps meet."""
+    tk.store(s.state[side], c.sum)
+    tk.publish()
+    tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+
+
+@cute.jit
+def add_sums(sums, x: tk.RegTile, side):
+    """sums[j, side] += x[0, j], x: rows that are all alike: 16 columns by each warp."""
+    view = x.rows_view
+    for warp in cutlass.range_constexpr(WARPS):
+        if tk.warp_id() % WARPS == warp and tk.lane_id() < 4:
+            for j in range(4 * warp, 4 * warp + 4):
+                at = tk.first_col() + 8 * (j // 2) + j % 2
+                sums[at, side] = sums[at, side] + view[0, j]
+
+
+@cute.jit
+def put_state_and_sums(s, c, side):
     """State, rounded, and sums to shared memory; then the side's warps meet."""
     sums, total = s.sums, c.total
     tk.store(s.state[side], c.sum)

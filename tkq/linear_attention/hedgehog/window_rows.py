@@ -19,19 +19,19 @@ COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
 
 @dataclass(frozen=True)
 class Rows:
-    """Registers of the window's warpgroup, numbers of its tokens."""
+    """Registers: numbers of a chunk's tokens."""
 
-    most: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
-    weight: tk.RowVec  # window * inverse
     total: tk.RowVec  # sums of exponentials
     of_do: tk.RowVec  # of exponentials times dp
     less: tk.RowVec
     count: tk.RowVec  # of the largest
     far: tk.RowVec
     exact: tk.RowVec
-    found: tk.RowVec
+    of_linear: tk.RowVec  # the factors' gradients
+    of_window: tk.RowVec
+    share: tk.RowVec  # what each score that is the largest gets less
 
 
 def make_rows() -> Rows:
@@ -60,8 +60,8 @@ def _hide_later(x, warp):
                 view[r, j] = -Float32.inf
 
 
-def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
-    """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
+def exponentials(x: tk.RegTile, rows, scale) -> Int32:
+    """rows: with most, count, total. Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
     for each that is the largest of its row: 16 times the row, and the column."""
     bits, view = [], x.rows_view
     for r in range(2):
@@ -80,8 +80,8 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
     return bits[0] | bits[1] << COLUMNS
 
 
-def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
-    """What exponentials times dp add to their rows' sums: of each thread its part."""
+def add_products(rows, x: tk.RegTile, dp: tk.RegTile):
+    """rows: with of_do. What exponentials times dp add to their rows' sums: of each thread its part."""
     e, d = x.rows_view, dp.rows_view
     for r in range(2):
         for j in range(COLUMNS):
@@ -89,24 +89,19 @@ def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
         rows.of_do.tensor[r] = made_here(rows.of_do.tensor[r])
 
 
-def numbers(rows: Rows, factors, put):
-    """found = what each score that is the largest gets less. put: a function of 0 or 1 and `found`, which then is
-    the linear factor's, the window's gradient of each token."""
+def numbers(rows: Rows, factors):
+    """share, of_linear and of_window of the others: sums of whole rows."""
     linear, window = factors
-    for vector in (rows.total, rows.of_do, rows.count):
-        tk.quad_sum(vector)
     one_over = cute.arch.rcp_approx(linear)
     tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
              rows.total)
     tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
         window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.less, rows.delta, rows.far)
+    tk.apply(rows.of_window, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+             rows.of_do, rows.exact, rows.total)
+    tk.apply(rows.share, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.of_window, rows.count)
     # what is before the window is known from the denominator where it has a part in it: not where linear is near 0
     known = lambda inverse, far: cutlass.select_(
         cute.math.absf(far * inverse) > LEAST_SHARE, far * one_over, Float32(0.0))
-    tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+    tk.apply(rows.of_linear, lambda inverse, less, delta, exact, far: inverse * (
         less + (delta - exact) * known(inverse, far)), rows.inverse, rows.less, rows.delta, rows.exact, rows.far)
-    put(0, rows.found)
-    tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
-             rows.of_do, rows.exact, rows.total)
-    put(1, rows.found)
-    tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
