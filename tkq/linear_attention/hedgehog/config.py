@@ -26,7 +26,7 @@ class WindowConfig:
 class QueryConfig:
     """registers: of a thread of the producer, of the sides' warpgroups and of that of rows."""
 
-    registers: tuple = (24, 168, 152)
+    registers: tuple = (24, 160, 168)
 
 
 @dataclass(frozen=True)

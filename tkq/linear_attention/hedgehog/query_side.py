@@ -89,6 +89,8 @@ class SidePart:
         less."""
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
         mine = following(before, SIDES - 1 - side)
+        # none is in flight, which the assembler does not see across branches: it would wait for all where the sum is read
+        tk.mma_wait(0)
         s.queries.wait(tokens)
         s.keys.wait(mine)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[mine.stage])
@@ -96,9 +98,9 @@ class SidePart:
         s.outputs.wait(one)
         tk.mm_ABt(c.d, s.o[0], s.a[0])
         put_state(s, c, side)
-        tk.mma_wait(0)
         if tokens.count[0] > 0:
             self.lower_largest(s, c, side, tokens, scale)
+        tk.mma_wait(0)
         s.queries.release(tokens)
         s.keys.release(before)
         s.outputs.release(one)
