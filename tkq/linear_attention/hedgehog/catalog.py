@@ -2,9 +2,9 @@
 from dataclasses import replace
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
+from tkq.linear_attention.hedgehog.config import KeyConfig, QueryConfig, WindowConfig
 from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import plan, query_plan
+from tkq.linear_attention.hedgehog.plan import plan
 from tkq.linear_attention.hedgehog.spec import PARTS, GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -22,6 +22,9 @@ def shipped() -> list:
         for part in PARTS[1:]:
             segment = replace(spec, part=part)
             found.append(Shipped(f"hedgehog_{part}{end}", recipe(segment), expectation(segment)))
+        for part in (None, "outputs"):
+            kept, name = replace(spec, part=part, keeps=True), "hedgehog_outputs" if part else "hedgehog"
+            found.append(Shipped(f"{name}{end}-kept", recipe(kept), expectation(kept)))
         window = WindowSpec("bf16", D)
         found.append(Shipped(f"hedgehog_window_gradients-bf16-d{D}", window_recipe(window), of_window(window)))
         gradients = GradientSpec("bf16", D)
@@ -50,19 +53,18 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: y, twice, delta, the state's part, features of keys; the map's gradient, of both dy; what the state
-    takes up. The window's: scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
-    few, many, some = query_plan(spec).registers
+    """A side's: scores, delta, dp, the state's part; what the state takes up, and sums. Of rows: dq, of both dy and of
+    two chunks' keys; the map's gradient, of both dy."""
+    few, some, many = QueryConfig().registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=5 * columns + 3 * tokens + 4 * columns + 4 * tokens, instructions=LOADS,
-                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
+    return Expectation(tensor=4 * columns + 8 * tokens, instructions=LOADS,
+                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))
 
 
 def of_keys(spec: GradientSpec) -> Expectation:
-    """A side's: y, twice, the state's part, features of queries; dv, of both sides' features and of two chunks'
-    weights; what the state takes up. The window's: scores and dp of two chunks; dk, of both dy and of two chunks'
-    queries; the map's gradient, of both dy."""
+    """A side's: the state's part, scores, dp; what the state takes up. Of rows: dv, of both sides' features and of two
+    chunks' weights; dk, of both dy and of two chunks' queries; the map's gradient, of both dy."""
     few, some, many = KeyConfig().registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 5 * tokens + 4 * columns + 6 * tokens, instructions=LOADS,
+    return Expectation(tensor=3 * columns + 11 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

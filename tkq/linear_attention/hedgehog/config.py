@@ -31,6 +31,6 @@ class QueryConfig:
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of that of rows."""
 
     registers: tuple = (24, 160, 168)

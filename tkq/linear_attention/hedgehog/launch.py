@@ -40,14 +40,13 @@ class Given(NamedTuple):
 
 class Made(NamedTuple):
     """What a forward gives: o; of each token 1 over its denominator and the largest score in its window, (B, S, H)
-    fp32; features of queries and keys, (B, S, H, 2 F), or empty where they are not kept, as `kernel.Operands` has
-    them."""
+    fp32; features of queries and keys, (B, S, H, 2 F), as `kernel.Operands` has them, None where they are not kept."""
 
     o: Tensor
     inverse: Tensor
     most: Tensor
-    q_features: Tensor
-    k_features: Tensor
+    q_features: Tensor | None
+    k_features: Tensor | None
 
 
 def start(given: Given, keep: bool = False) -> tuple:
@@ -58,8 +57,8 @@ def start(given: Given, keep: bool = False) -> tuple:
     keep = keep and F == KEPT
     o = torch.empty(v.shape, device=device, dtype=v.dtype)
     inverse, most = (torch.empty(B, S, H, device=device, dtype=torch.float32) for _ in range(2))
-    features = [torch.empty((B, S, H, 2 * F) if keep else 0, device=device, dtype=v.dtype) for _ in range(2)]
-    made, kept = Made(o, inverse, most, *features), features if keep else (None, None)
+    kept = [torch.empty(B, S, H, 2 * F, device=device, dtype=v.dtype) if keep else None for _ in range(2)]
+    made = Made(o, inverse, most, *kept)
     if not o.numel():
         return made, None
     scale, how = exponents(D), segments(B * H, S, arch.num_sms(device))
@@ -198,7 +197,8 @@ class OfKeys(NamedTuple):
     v: Tensor
     do: Tensor
     k_map: Tensor
-    q_map: Tensor
+    k_features: Tensor
+    q_features: Tensor
     inverse: Tensor
     most: Tensor
     delta: Tensor
