@@ -133,8 +133,8 @@ def _take_up(given, state, sums, others, at, delta):
 
 
 def _found(given, at, state):
-    """(S a, the features of x, from their gradients to y's, of y and of -y), of a chunk. Features at their least have no
-    part in the softmaxes that these are."""
+    """(S a, the features of x, from their gradients to y's, of y and of -y), of a chunk. Features at their least have
+    no part in the softmaxes that these are."""
     f, a = (_upcast(x)[:, at] for x in (given.of_x, given.a))
     df = 0 * f if isinstance(state, float) else torch.einsum("bshv,bhfv->bshf", a, _narrow(state, given.x.dtype))
 

@@ -250,7 +250,8 @@ def test_features_that_are_kept(S, D):
     with poisoned():
         made, _ = start(Forward(*given), True)
     last = (S - 1) // 64 * 64
-    for x, w, found in ((given[0], given[3], made.q_features), (given[1][:, :last], given[4], made.k_features[:, :last])):
+    q, k, _, q_map, k_map, *_ = given
+    for x, w, found in ((q, q_map, made.q_features), (k[:, :last], k_map, made.k_features[:, :last])):
         want, narrow = reference.features(x.double(), w.double()), reference.features(x.float(), w.float()).to(x.dtype)
         assert_2x(found, want, narrow, ulps=2, what="features")
     assert made.k_features[:, last:].isnan().all()

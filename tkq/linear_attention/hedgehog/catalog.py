@@ -35,13 +35,15 @@ def shipped() -> list:
 
 def expectation(spec: HedgehogSpec) -> Expectation:
     """Products of two chunks' scores, two maps, ones; of the state, weights of two chunks, what it takes up. Their
-    waits are few: none serialises them. "states": a map, ones, what the state takes up."""
+    waits are few: none serialises them. "states": a map, ones, what the state takes up. Where "outputs" keeps features,
+    a thread of the weights has two numbers in local memory."""
     few, some, many = plan(spec).registers
     tokens, features = 64 // 16, spec.features // 16
     products = 4 * (spec.head_dim // 16) + 2 * tokens + 2 * features + 4 * tokens
     if spec.part == "states":
         products = spec.head_dim // 16 + 4 * tokens
     return Expectation(tensor=products, instructions=LOADS[::2] if spec.part == "states" else LOADS,
+                       local_memory=8 * (spec.keeps and spec.part == "outputs"),
                        roles=((few, 1), (some, 1), (many, plan(spec).groups)))
 
 

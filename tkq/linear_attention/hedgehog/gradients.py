@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.hedgehog.launch import Given as Forward
 from tkq.linear_attention.hedgehog.launch import (
     KEPT,
     OfKeys,
@@ -17,9 +16,9 @@ from tkq.linear_attention.hedgehog.launch import (
     query_gradients,
     window_gradients,
 )
+from tkq.linear_attention.hedgehog.launch import Given as Forward
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.hedgehog import Gradients, Parts, hedgehog_backward
-
 
 
 class Saved(NamedTuple):

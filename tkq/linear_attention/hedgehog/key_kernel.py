@@ -32,7 +32,8 @@ class KeyGradients:
     inverse and most are the forward's, delta and share the launch's for queries. A block has one head of one sequence
     and walks along its chunks, from the last to the first. Two warpgroups have a side each, y or -y: of S 64 features
     by D in accumulators (fp32), which each chunk takes from shared memory, rounded, and dy's part; and of the window
-    the queries of the chunk itself, or those of the chunk behind. The third adds up dv, then dk, and the map's gradient.
+    the queries of the chunk itself, or those of the chunk behind. The third adds up dv, then dk, and the map's
+    gradient.
 
       producer (a warp)   map; A B Y of a chunk, its features, those of queries behind, X of the next | ..
       sides (2)           S A' -> dy; Y X', B A': P, ds; S += (w f(Y))' B of the chunk behind, sums | ..

@@ -9,8 +9,8 @@ import tkq.tile as tk
 
 
 class Operands(NamedTuple):
-    """k, q, v, do: (B, S, H, D). k_map: (H, D, 64). k_features, q_features: (B, S, H, 128). inverse, most, delta, share:
-    (B, S, H) fp32. largest: of inverse, (B, H) fp32. linear, window: factors, (H,) fp32. Made here: dk, dv
+    """k, q, v, do: (B, S, H, D). k_map: (H, D, 64). k_features, q_features: (B, S, H, 128). inverse, most, delta,
+    share: (B, S, H) fp32. largest: of inverse, (B, H) fp32. linear, window: factors, (H,) fp32. Made here: dk, dv
     (B, S, H, D); dmap (B, H, D, 64) fp32."""
 
     k: cute.Tensor

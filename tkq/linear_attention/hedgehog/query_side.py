@@ -46,8 +46,8 @@ class Side:
 
 
 class SidePart:
-    """One side's 64 features by D, from the first chunk to the last, what queries have of them, and their pairs with the
-    keys of their own chunk, or, by the second side, with those of the chunk before."""
+    """One side's 64 features by D, from the first chunk to the last, what queries have of them, and their pairs with
+    the keys of their own chunk, or, by the second side, with those of the chunk before."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
@@ -89,7 +89,7 @@ class SidePart:
         less."""
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
         mine = following(before, SIDES - 1 - side)
-        # none is in flight, which the assembler does not see across branches: it would wait for all where the sum is read
+        # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
         tk.mma_wait(0)
         s.queries.wait(tokens)
         s.keys.wait(mine)

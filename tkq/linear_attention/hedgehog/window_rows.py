@@ -61,8 +61,8 @@ def _hide_later(x, warp):
 
 
 def exponentials(x: tk.RegTile, rows, scale) -> Int32:
-    """rows: with most, count, total. Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
-    for each that is the largest of its row: 16 times the row, and the column."""
+    """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
+    for each that is the largest of its row: 16 times the row, and the column. rows: with most, total and count."""
     bits, view = [], x.rows_view
     for r in range(2):
         mine = Int32(0)
@@ -81,7 +81,7 @@ def exponentials(x: tk.RegTile, rows, scale) -> Int32:
 
 
 def add_products(rows, x: tk.RegTile, dp: tk.RegTile):
-    """rows: with of_do. What exponentials times dp add to their rows' sums: of each thread its part."""
+    """What exponentials times dp add to their rows' sums: of each thread its part. rows: with of_do."""
     e, d = x.rows_view, dp.rows_view
     for r in range(2):
         for j in range(COLUMNS):
