@@ -23,7 +23,7 @@ from tkq.reference.hedgehog import Gradients, Parts, hedgehog_backward
 
 class Saved(NamedTuple):
     """What the gradients need of a forward: outputs; of each token 1 over its denominator, and the largest score in its
-    window, (B, S, H) fp32; features, (B, S, H, 128), or empty where they were not kept; and what it took."""
+    window, (B, S, H) fp32; features, (B, S, H, 128), or with no columns where they were not kept; and what it took."""
 
     o: Tensor
     inverse: Tensor

@@ -100,7 +100,12 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_
     if found is None:
         check_window(window_size)  # of the dispatcher, where no public function has looked at it
         found = _forward(*given)
-    return tuple(q.new_empty(0) if x is None else x for x in found)
+    return tuple(_none_of(q) if x is None else x for x in found)
+
+
+def _none_of(q):
+    """No features."""
+    return q.new_empty(*q.shape[:3], 0)
 
 
 def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep):
@@ -109,14 +114,14 @@ def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep)
     check_hedgehog_layouts(*given[:5])
     o, inverse = reference.outputs(*given)
     return (o.to(q.dtype).contiguous(), inverse.contiguous(), reference.largest_scores(q, k).contiguous(),
-            *(q.new_empty(0) for _ in range(2)))
+            *(_none_of(q) for _ in range(2)))
 
 
 def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep):
     check_call(q, k, v, q_map, k_map, linear_factor, window_factor)
-    kept = (*q.shape[:3], 2 * KEPT) if keep and q_map.shape[2] == KEPT and q.is_cuda else 0
+    kept = 2 * KEPT * (keep and q_map.shape[2] == KEPT and q.is_cuda)
     return (q.new_empty(q.shape), *(q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2)),
-            *(q.new_empty(kept) for _ in range(2)))
+            *(q.new_empty(*q.shape[:3], kept) for _ in range(2)))
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
