@@ -88,8 +88,10 @@ class KeyGradients:
             cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
             for z in (o.k, o.v, o.q, o.do, o.k_features, o.q_features, o.dk, o.dv)]
         x_map = cute.make_tensor(o.k_map.iterator, cute.select(o.k_map.layout, [1, 2, 0]))
+        # all contiguous: a place is computed once for them
+        numbers = [cute.make_tensor(z.iterator, o.most.layout) for z in (o.inverse, o.most, o.delta, o.share)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (k, v, q, do)], tk.gl.load(x_map, self.map_tile),
-                    *[tk.gl.load(z, self.f_tile) for z in (of_k, of_q)], o.inverse, o.most, o.delta, o.share, o.largest,
+                    *[tk.gl.load(z, self.f_tile) for z in (of_k, of_q)], *numbers, o.largest,
                     o.linear, o.window, *[tk.gl.store(z, self.x_tile) for z in (dk, dv)], o.dmap, scale,
                     Int32(k.shape[0]))
         self.kernel(g).launch(grid=[k.shape[2], k.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],

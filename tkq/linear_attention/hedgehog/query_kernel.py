@@ -92,9 +92,12 @@ class QueryGradients:
             cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
             for z in (o.q, o.do, o.k, o.v, o.o, o.dq, o.q_features, o.k_features)]
         x_map = cute.make_tensor(o.q_map.iterator, cute.select(o.q_map.layout, [1, 2, 0]))
+        # all contiguous: a place is computed once for them
+        inverse, most, delta, share = [cute.make_tensor(z.iterator, o.most.layout)
+                                       for z in (o.inverse, o.most, o.delta, o.share)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], tk.gl.load(x_map, self.map_tile),
-                    *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], tk.gl.load(out, self.x_tile), o.inverse,
-                    o.most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), o.delta, o.share, o.of_factors,
+                    *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], tk.gl.load(out, self.x_tile), inverse,
+                    most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), delta, share, o.of_factors,
                     o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
