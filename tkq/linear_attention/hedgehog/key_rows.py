@@ -51,7 +51,7 @@ class RowsPart:
 
     @cute.jit
     def put_values(self, g, s, t, c, where, power):
-        """dv, by the room of P; the map's gradient meanwhile."""
+        """dv, by the room of P."""
         tokens, i = where
         one, behind, now = tk.Ring(tokens.count, 1), tokens, following(tokens)
         s.states.wait(one)
@@ -63,10 +63,6 @@ class RowsPart:
         s.x_features.release(one)
         if const_expr(self.spec.dtype != "bf16"):
             tk.mul(c.d, c.d, power)
-        s.keys.wait(tokens)
-        s.dys.wait(one)
-        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
-        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
         s.gradients.wait(now)
         s.pairs.wait(one)
         tk.mma_AtB(c.d, s.p[0], s.b[now.stage])
@@ -82,14 +78,18 @@ class RowsPart:
 
     @cute.jit
     def put_keys(self, g, s, t, c, where, power):
-        """dk, by the room of its keys."""
+        """dk, by the room of its keys; the map's gradient."""
         tokens, i = where
         one, behind, now = tk.Ring(tokens.count, 1), tokens, following(tokens)
+        s.dys.wait(one)
         tk.mm_ABt(c.d, s.dy[0], s.x_map[0])
         tk.mma_ABt(c.d, s.dy[1], s.x_map[0])
         if const_expr(self.spec.dtype != "bf16"):
             tk.mma_wait(0)
             tk.mul(c.d, c.d, power)
+        s.keys.wait(tokens)
+        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
+        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
         s.queries.wait(now)
         tk.mma_AtB(c.d, s.ds[0], s.y[now.stage])
         tk.mma_AtB(c.d, s.ds[1], s.y[behind.stage])
@@ -97,7 +97,8 @@ class RowsPart:
         s.dys.release(one)
         tk.mma_wait(0)
         s.queries.release(behind)
-        tk.store(s.x[tokens.stage], c.d)  # which all have read, before they met for dv
+        tk.sync(ROWS_BARRIER, tk.WARPGROUP)  # keys have been read
+        tk.store(s.x[tokens.stage], c.d)
         tk.publish()
         tk.sync(ROWS_BARRIER, tk.WARPGROUP)
         if tk.first_warp_of_group():

@@ -81,28 +81,29 @@ class RowsPart:
         it."""
         rows, here, before = c.rows, anew(t), tk.Ring(tokens.count, s.keys.stages)
         one, now = tk.Ring(tokens.count, 1), following(before)
-        tk.mm_ABt(c.dq, s.dy[0], s.x_map[0])
-        tk.mma_ABt(c.dq, s.dy[1], s.x_map[0])
-        s.queries.wait(tokens)
-        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
-        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
         for to, x in ((g.of_factors[0, here.batch, here.head, None], rows.of_linear),
                       (g.of_factors[1, here.batch, here.head, None], rows.of_window),
                       (g.share[here.batch, None, here.head], rows.share),
                       (g.delta[here.batch, None, here.head], rows.delta)):
             tk.store_rows(to, x, i * CHUNK, g.tokens)
         tk.load_rows(rows.inverse, g.inverse[here.batch, None, here.head], (i + 1) * CHUNK, g.tokens)
+        s.queries.wait(tokens)
+        s.keys.wait(now)
+        s.pairs.wait(one)  # before all products: those that the sides begin the next chunk with go first
+        tk.mm_ABt(c.dq, s.dy[0], s.x_map[0])
+        tk.mma_ABt(c.dq, s.dy[1], s.x_map[0])
         if const_expr(self.spec.dtype != "bf16"):
             tk.mma_wait(0)
             tk.mul(c.dq, c.dq, near_power(self.spec, g, t)[1])
-        s.keys.wait(now)
-        s.pairs.wait(one)
         tk.mma_AB(c.dq, s.ds[0], s.y[now.stage])
         tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
-        tk.mma_wait(0)
-        s.dys.release(one)
+        tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
+        tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
+        tk.mma_wait(2)
         s.pairs.release(one)
         s.keys.release(before)
+        tk.mma_wait(0)
+        s.dys.release(one)
         tk.sync(ROWS_BARRIER, tk.WARPGROUP)  # queries have been read
         tk.store(s.x[tokens.stage], c.dq)
         tk.publish()
