@@ -137,12 +137,13 @@ class SidePart:
         tk.mul(c.weight, c.inverse, window)
         tk.mul(c.inner, c.delta, -scale)
         tk.mul(c.share, c.share, scale)
-        tk.mma_wait(0)
+        tk.mma_wait(1)
         s.keys.release(tokens)
         s.queries.release(tokens)
-        s.values.release(one)
         if side == 0:
             hide_later(c.x)
+        tk.mma_wait(0)
+        s.values.release(one)
 
         def both(score, d, most, scaled, weight, less, share):
             e = cute.math.exp2(cute.math.fma(score, g.scale, -scaled), fastmath=True) * weight
@@ -167,7 +168,7 @@ class SidePart:
         tk.mul(c.weight, c.inverse, scale)
         if side == 1:
             self.put_numbers(numbers, c, side)
-            tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # they are there; sums have been read
         s.y_features.wait(one)
         tk.load_T(f, features_of_y(s, side))
         for n, to in ((0, weights), (1, deltas)):
@@ -178,11 +179,11 @@ class SidePart:
         s.gradients.wait(tokens)
         tk.mma_AB(c.sum, f, s.b[tokens.stage])
         dot_columns(c.inner, c.x, deltas)
+        add_rows(s.sums, c.inner, side)
         tk.mma_wait(0)
         s.gradients.release(tokens)
         s.y_features.release(one)
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # numbers, sums and features have been read
-        add_rows(s.sums, c.inner, side)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # numbers and features have been read
         if side == 0:
             self.put_numbers(numbers, c, side)
 

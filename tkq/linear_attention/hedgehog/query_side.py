@@ -87,22 +87,19 @@ class SidePart:
     def begin_pairs(self, s, c, side, tokens, scale):
         """x: scores; delta. The state, rounded, to shared memory, and what the largest scores of the chunk before get
         less."""
-        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
-        mine = following(before, SIDES - 1 - side)
+        one, mine = tk.Ring(tokens.count, 1), following(tk.Ring(tokens.count, s.keys.stages), SIDES - 1 - side)
         # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
         tk.mma_wait(0)
-        s.queries.wait(tokens)
-        s.keys.wait(mine)
-        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[mine.stage])
         s.gradients.wait(one)
         s.outputs.wait(one)
         tk.mm_ABt(c.d, s.o[0], s.a[0])
+        s.queries.wait(tokens)
+        s.keys.wait(mine)
+        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[mine.stage])
         put_state(s, c, side)
         if tokens.count[0] > 0:
             self.lower_largest(s, c, side, tokens, scale)
-        tk.mma_wait(0)
-        s.queries.release(tokens)
-        s.keys.release(before)
+        tk.mma_wait(1)
         s.outputs.release(one)
         diagonal(c.delta, c.d)
 
@@ -113,6 +110,9 @@ class SidePart:
         mine, narrow = following(before, SIDES - 1 - side), tk.rt(CHUNK, self.dtype)
         s.values.wait(mine)
         tk.mm_ABt(c.d, s.a[0], s.b[mine.stage])
+        tk.mma_wait(1)
+        s.queries.release(tokens)
+        s.keys.release(tk.Ring(tokens.count, s.keys.stages))
         if side == 0:
             hide_later(c.x)
         elif i == 0:
@@ -223,13 +223,15 @@ class SidePart:
         tk.fill(ones, 1.0)
         s.y_features.wait(one)
         s.values.wait(before)
-        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
         tk.mm_AB(c.x, ones, features_of_y(s, side))
+        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # sums have been read
+        tk.mma_wait(1)
+        add_sums(s.sums, c.x, side)
         tk.mma_wait(0)
         s.values.release(before)
         s.y_features.release(one)
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and sums have been read
-        add_sums(s.sums, c.x, side)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features have been read
 
 
 def diagonal(v: tk.RowVec, x: tk.RegTile):
