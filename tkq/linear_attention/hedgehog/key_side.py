@@ -137,13 +137,12 @@ class SidePart:
         tk.mul(c.weight, c.inverse, window)
         tk.mul(c.inner, c.delta, -scale)
         tk.mul(c.share, c.share, scale)
-        tk.mma_wait(1)
+        tk.mma_wait(0)  # for both: comparisons with the largest scores would be made before dp is there, and kept as bits
         s.keys.release(tokens)
         s.queries.release(tokens)
+        s.values.release(one)
         if side == 0:
             hide_later(c.x)
-        tk.mma_wait(0)
-        s.values.release(one)
 
         def both(score, d, most, scaled, weight, less, share):
             e = cute.math.exp2(cute.math.fma(score, g.scale, -scaled), fastmath=True) * weight
