@@ -137,7 +137,8 @@ class SidePart:
         tk.mul(c.weight, c.inverse, window)
         tk.mul(c.inner, c.delta, -scale)
         tk.mul(c.share, c.share, scale)
-        tk.mma_wait(0)  # for both: comparisons with the largest scores would be made before dp is there, and kept as bits
+        # for both: comparisons with the largest scores would be made before dp is there, and kept as bits
+        tk.mma_wait(0)
         s.keys.release(tokens)
         s.queries.release(tokens)
         s.values.release(one)
