@@ -131,10 +131,7 @@ MUTANTS = (
         ("hedgehog_rows_of_one_side", "vector.tensor[r] = vector.tensor[r] + rows[tk.first_row() + 8 * r, n]", "pass",
          GRADIENTS),
         ("hedgehog_no_wait_for_share", "s.shares.wait(last)", "", PRESSED_FEATURES),
-        ("hedgehog_no_wait_for_values", """
-            s.y_features.wait(one)
-            s.values.wait(before)
-         """, "s.values.wait(before)", LOADED_FEATURES),
+        ("hedgehog_no_wait_for_features_of_keys", "s.y_features.wait(tk.Ring(tokens.count, 1))", "", LOADED_FEATURES),
         ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES),
         ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),

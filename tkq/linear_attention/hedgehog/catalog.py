@@ -2,9 +2,9 @@
 from dataclasses import replace
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, QueryConfig, WindowConfig
+from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
 from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import plan
+from tkq.linear_attention.hedgehog.plan import plan, query_plan
 from tkq.linear_attention.hedgehog.spec import PARTS, GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -57,7 +57,7 @@ def of_window(spec: WindowSpec) -> Expectation:
 def of_queries(spec: GradientSpec) -> Expectation:
     """A side's: scores, delta, dp, the state's part; what the state takes up, and sums. Of rows: dq, of both dy and of
     two chunks' keys; the map's gradient, of both dy."""
-    few, some, many = QueryConfig().registers
+    few, some, many = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     return Expectation(tensor=4 * columns + 8 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, QueryConfig, WindowConfig
-from tkq.linear_attention.hedgehog.plan import plan, segments
+from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
+from tkq.linear_attention.hedgehog.plan import plan, query_plan, segments
 from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -135,7 +135,7 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
 
 def queries_recipe(spec: GradientSpec) -> Recipe:
     """The kernel's of the gradients of queries."""
-    return Recipe("tkq.linear_attention.hedgehog.query_kernel:QueryGradients", (spec, QueryConfig()))
+    return Recipe("tkq.linear_attention.hedgehog.query_kernel:QueryGradients", (spec, query_plan(spec)))
 
 
 class OfQueries(NamedTuple):

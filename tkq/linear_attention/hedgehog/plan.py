@@ -2,14 +2,19 @@
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import HedgehogConfig
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+from tkq.linear_attention.hedgehog.config import HedgehogConfig, QueryConfig
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec
 
 
 def plan(spec: HedgehogSpec) -> HedgehogConfig:
     """A warpgroup for each 64 columns of v."""
     groups = spec.head_dim // CHUNK
     return HedgehogConfig(groups, (24, 232, 240) if groups == 1 else (24, 136, 176))
+
+
+def query_plan(spec: GradientSpec) -> QueryConfig:
+    """Sums of 64 columns leave registers for the sides."""
+    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((24, 176, 136))
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many

@@ -72,7 +72,7 @@ class SidePart:
             self.put_gradients(s, c, side, tokens, scales[1])
             self.ask(g, t, c, i + 1)
             self.put_rows(s, c, side, tokens)
-            self.add_keys(s, c, side, tokens)
+            self.end_keys(s, c, side, tokens)
             tokens.advance()
         self.lower_largest(s, c, side, tokens, g.scale)
 
@@ -155,7 +155,7 @@ class SidePart:
 
     @cute.jit
     def put_gradients(self, s, c, side, tokens, scale):
-        """dy of one side; far: its part of less."""
+        """dy of one side; far: its part of less; x: sums of the chunk before, which `end_keys` waits for."""
         one, f = tk.Ring(tokens.count, 1), tk.rt(FEATURES, self.dtype)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
         s.x_features.wait(one)
@@ -167,11 +167,15 @@ class SidePart:
         s.x_features.release(one)
         s.states.commit(one)
         self.add_features(s, c, side)
+        self.begin_keys(s, c, side, tokens)
         s.dys.acquire_empty(one)
         dy = tk.rt(FEATURES, self.dtype)
         tk.apply_narrow(dy, lambda z, d, weight, inner: z * cute.math.fma(d, weight, inner), c.x, c.d, c.weight,
                         c.inner)
         tk.store(s.dy[side], dy)
+        ones = tk.rt(CHUNK, self.dtype)
+        tk.fill(ones, 1.0)
+        tk.mm_AB(c.x, ones, features_of_y(s, side))
 
     def add_features(self, s, c, side):
         """d: gradients of features; far: what they have of them; inner: what the softmax takes from each, with dy's
@@ -216,22 +220,21 @@ class SidePart:
         tk.publish()
         s.dys.commit(one)
 
-    @cute.jit
-    def add_keys(self, s, c, side, tokens):
-        """The state and sums take up the chunk before."""
-        one, before, ones = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.values.stages), tk.rt(CHUNK, self.dtype)
-        tk.fill(ones, 1.0)
-        s.y_features.wait(one)
+    def begin_keys(self, s, c, side, tokens):
+        """The state takes up the chunk before."""
+        before = tk.Ring(tokens.count, s.values.stages)
+        s.y_features.wait(tk.Ring(tokens.count, 1))
         s.values.wait(before)
-        tk.mm_AB(c.x, ones, features_of_y(s, side))
         tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # sums have been read
+
+    def end_keys(self, s, c, side, tokens):
+        """So do the sums."""
         tk.mma_wait(1)
-        add_sums(s.sums, c.x, side)
+        s.values.release(tk.Ring(tokens.count, s.values.stages))
         tk.mma_wait(0)
-        s.values.release(before)
-        s.y_features.release(one)
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features have been read
+        s.y_features.release(tk.Ring(tokens.count, 1))
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and sums have been read
+        add_sums(s.sums, c.x, side)
 
 
 def diagonal(v: tk.RowVec, x: tk.RegTile):
