@@ -37,7 +37,7 @@ class KeyGradients:
 
       producer (a warp)   map; A B Y of a chunk, its features, those of queries behind, X of the next | ..
       sides (2)           S A' -> dy; Y X', B A': P, ds; S += (w f(Y))' B of the chunk behind, sums | ..
-      rows (1)            f(X) S, P' B -> dv; dy W', W' += dy' X; ds' Y -> dk | ..
+      rows (1)            f(X) S, P' B -> dv; ds' Y, dy W' -> dk; W' += dy' X | ..
 
       pipe       stages   full (arrivals)              empty (arrivals)
       map        1        producer's bytes (1)         none

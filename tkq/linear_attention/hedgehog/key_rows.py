@@ -81,22 +81,23 @@ class RowsPart:
         """dk, by the room of its keys; the map's gradient."""
         tokens, i = where
         one, behind, now = tk.Ring(tokens.count, 1), tokens, following(tokens)
+        s.queries.wait(now)
         s.dys.wait(one)
-        tk.mm_ABt(c.d, s.dy[0], s.x_map[0])
-        tk.mma_ABt(c.d, s.dy[1], s.x_map[0])
-        if const_expr(self.spec.dtype != "bf16"):
+        s.keys.wait(tokens)
+        if const_expr(self.spec.dtype == "bf16"):  # queries first, as the next ones are waited for soonest
+            self.multiply_pairs(s, c, (now, behind), tk.mm_AtB)
+            self.multiply_map(s, c, tk.mma_ABt)
+        else:
+            self.multiply_map(s, c, tk.mm_ABt)
             tk.mma_wait(0)
             tk.mul(c.d, c.d, power)
-        s.keys.wait(tokens)
+            self.multiply_pairs(s, c, (now, behind), tk.mma_AtB)
         tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
         tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
-        s.queries.wait(now)
-        tk.mma_AtB(c.d, s.ds[0], s.y[now.stage])
-        tk.mma_AtB(c.d, s.ds[1], s.y[behind.stage])
-        tk.mma_wait(2)
-        s.dys.release(one)
-        tk.mma_wait(0)
+        tk.mma_wait(4 if self.spec.dtype == "bf16" else 2)
         s.queries.release(behind)
+        tk.mma_wait(0)
+        s.dys.release(one)
         tk.sync(ROWS_BARRIER, tk.WARPGROUP)  # keys have been read
         tk.store(s.x[tokens.stage], c.d)
         tk.publish()
@@ -106,3 +107,12 @@ class RowsPart:
             tk.store_wait()
         s.pairs.release(one)
         s.keys.release(tokens)
+
+    def multiply_pairs(self, s, c, rings, product):
+        now, behind = rings
+        product(c.d, s.ds[0], s.y[now.stage])
+        tk.mma_AtB(c.d, s.ds[1], s.y[behind.stage])
+
+    def multiply_map(self, s, c, product):
+        product(c.d, s.dy[0], s.x_map[0])
+        tk.mma_ABt(c.d, s.dy[1], s.x_map[0])

@@ -39,7 +39,7 @@ class QueryGradients:
 
       producer (a warp)   map; O A Y B of a chunk, its features, those of keys before, X of the next | ..
       sides (2)           X Y', O A'; A B': ds; S A' -> dy; S += f(Y)' B of the chunk before, sums | ds less share | ..
-      rows (1)            share; dy W', ds Y -> dq; W' += dy' X | ..
+      rows (1)            share; ds Y, dy W' -> dq; W' += dy' X | ..
 
       pipe       stages   full (arrivals)              empty (arrivals)
       map        1        producer's bytes (1)         none

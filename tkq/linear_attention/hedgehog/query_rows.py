@@ -90,16 +90,17 @@ class RowsPart:
         s.queries.wait(tokens)
         s.keys.wait(now)
         s.pairs.wait(one)  # before all products: those that the sides begin the next chunk with go first
-        tk.mm_ABt(c.dq, s.dy[0], s.x_map[0])
-        tk.mma_ABt(c.dq, s.dy[1], s.x_map[0])
-        if const_expr(self.spec.dtype != "bf16"):
+        if const_expr(self.spec.dtype == "bf16"):  # ds first, as the next ones are waited for soonest
+            self.multiply_pairs(s, c, (now, before), tk.mm_AB)
+            self.multiply_map(s, c, tk.mma_ABt)
+        else:
+            self.multiply_map(s, c, tk.mm_ABt)
             tk.mma_wait(0)
             tk.mul(c.dq, c.dq, near_power(self.spec, g, t)[1])
-        tk.mma_AB(c.dq, s.ds[0], s.y[now.stage])
-        tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
+            self.multiply_pairs(s, c, (now, before), tk.mma_AB)
         tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage])
         tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])
-        tk.mma_wait(2)
+        tk.mma_wait(4 if self.spec.dtype == "bf16" else 2)
         s.pairs.release(one)
         s.keys.release(before)
         tk.mma_wait(0)
@@ -112,3 +113,12 @@ class RowsPart:
             tk.store_async(g.dx, s.x[tokens.stage], (t.batch, t.head, i, 0))
             tk.store_wait()
         s.queries.release(tokens)
+
+    def multiply_pairs(self, s, c, rings, product):
+        now, before = rings
+        product(c.dq, s.ds[0], s.y[now.stage])
+        tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
+
+    def multiply_map(self, s, c, product):
+        product(c.dq, s.dy[0], s.x_map[0])
+        tk.mma_ABt(c.dq, s.dy[1], s.x_map[0])
