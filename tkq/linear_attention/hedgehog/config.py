@@ -24,9 +24,9 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of that of rows."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
 
-    registers: tuple = (24, 160, 168)
+    registers: tuple = (24, 192, 104)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
-from tkq.linear_attention.hedgehog.query_rows import RowsPart
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
+from tkq.linear_attention.hedgehog.query_window import WindowPart
 from tkq.linear_attention.hedgehog.sides import FEATURES, SIDE_WARPS, SIDES, features_of_y
 from tkq.linear_attention.hedgehog.spec import GradientSpec
-from tkq.linear_attention.hedgehog.weights import following
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -33,35 +32,36 @@ class QueryGradients:
 
     share and the factors' gradients are sums of rows: `window_rows`. A block has one head of one sequence and walks
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
-    each chunk takes from shared memory, rounded, and dy's part; and of the window the chunk's own keys, or those of the
-    chunk before. delta is the diagonal of O dO': each makes it. The third adds up dq, the map's gradient, and what
-    rows have given.
+    each chunk takes from shared memory, rounded, dy's part, and of dq and the map's gradient half of D. The third has
+    the window, the keys of the chunk before first, as those of the chunk itself come last. delta is the diagonal of
+    O dO': each side makes it.
 
-      producer (a warp)   map; O A Y B of a chunk, its features, those of keys before, X of the next | ..
-      sides (2)           X Y', O A'; A B': ds; S A' -> dy; S += f(Y)' B of the chunk before, sums | ds less share | ..
-      rows (1)            share; ds Y, dy W' -> dq; W' += dy' X | ..
+      producer (a warp)   map; O X of a chunk, its features, A B Y, features of the keys before | ..
+      sides (2)           O A', S A' -> dy; S += f(Y)' B of the chunk before, sums; W' += dy' X; dy W' + ds Y -> dq | ..
+      window (1)          X Y', A B' of the chunk before, of the own: ds, less share | ..
 
       pipe       stages   full (arrivals)              empty (arrivals)
       map        1        producer's bytes (1)         none
-      queries    2        producer's bytes (1)         warps of sides and rows (12), these once dq has left: X
-      gradients  1        producer's bytes (1)         warps of the sides (8): A
-      outputs    1        producer's bytes (1)         the same (8): O
-      keys       3        producer's bytes (1)         sides and rows (12), a chunk later: Y; first zeros, of no chunk
-      values     2        producer's bytes (1)         the sides (8), a chunk later: B; first zeros
-      x_features 1        producer's bytes (1)         the same (8): features of X, in the room of O
+      queries    2        producer's bytes (1)         warps of sides and window (12), of sides once dq has left: X
+      gradients  1        producer's bytes (1)         the same (12): A
+      outputs    1        producer's bytes (1)         warps of the sides (8): O
+      keys       2        producer's bytes (1)         sides and window (12), a chunk later: Y; first zeros, of no chunk
+      values     2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
+      x_features 1        producer's bytes (1)         the sides (8): features of X
       states     1        warps of the sides (8)       none: S has been read, by which features of keys lie
-      y_features 1        producer's bytes (1)         the same (8): features of the chunk before; first zeros
-      dys        1        warps of the sides (8)       warps of rows (4): dy of both, sums of rows
-      shares     1        warps of rows (4)            none: there are no new sums before all sides have taken it
-      pairs      1        warps of the sides (8)       warps of rows (4): ds, less share
+      y_features 1        producer's bytes (1)         the sides (8): features of the chunk before; first zeros
+      deltas     1        warps of the first side (4)  warps of the window (4)
+      dys        1        warps of the sides (8)       sides and window (12): dy and less of both sides
+      pairs      1        warps of the window (4)      the sides (8): ds
 
-    dq leaves by the room of the queries that it is of.
+    dq leaves by the room of the queries that it is of, each side's half of the columns by itself.
     """
 
     def __init__(self, spec: GradientSpec, config: QueryConfig):
         self.spec, self.config, self.dtype = spec, config, element_type(spec.dtype)
-        self.side, self.rows = SidePart(spec, self.dtype), RowsPart(spec, self.dtype)
+        self.side, self.window = SidePart(spec, self.dtype), WindowPart(spec, self.dtype)
         self.x_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
+        self.half_tile = tk.st(CHUNK, spec.head_dim // SIDES, self.dtype)
         self.map_tile = tk.st(spec.head_dim, FEATURES, self.dtype)
         self.f_tile, self.state_tile = tk.st(CHUNK, FEATURES, self.dtype), tk.st(FEATURES, spec.head_dim, self.dtype)
 
@@ -97,7 +97,7 @@ class QueryGradients:
                                        for z in (o.inverse, o.most, o.delta, o.share)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], tk.gl.load(x_map, self.map_tile),
                     *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], tk.gl.load(out, self.x_tile), inverse,
-                    most, o.largest, o.linear, o.window, tk.gl.store(dq, self.x_tile), delta, share, o.of_factors,
+                    most, o.largest, o.linear, o.window, tk.gl.store(dq, self.half_tile), delta, share, o.of_factors,
                     o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -107,48 +107,46 @@ class QueryGradients:
     @cute.kernel
     def kernel(self, g: Globals):
         al, x, both, all_warps = tk.SharedAllocator(), self.x_tile, SIDES * self.f_tile.bytes, SIDE_WARPS + WARPS
-        out, state = al.tile(x), al.tile(self.state_tile, SIDES)
-        in_place = self.spec.head_dim == 2 * CHUNK
-        of_x = out.scratch(self.f_tile) if const_expr(in_place) else al.tile(self.f_tile, SIDES)
-        s = Shared(al.tile(self.map_tile), al.tile(x, 2), al.tile(x), al.tile(x, 3), al.tile(x, 2), out, of_x, state,
-                   state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), al.tile(self.f_tile, 2),
-                   al.vector(FEATURES, SIDES), al.vector(CHUNK, 5),
+        queries, state = al.tile(x, 2), al.tile(self.state_tile, SIDES)
+        if const_expr(self.spec.head_dim == 2 * CHUNK):
+            out = queries.scratch(self.half_tile)
+        else:  # half of the columns are no tile's beginning
+            out = al.tile(self.half_tile, 2 * SIDES)
+        s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
+                   al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
+                   al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
                    al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(3, x.bytes, all_warps),
-                   al.pipe(2, x.bytes, SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
+                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
-                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS), al.pipe(1, 0, SIDE_WARPS, producers=WARPS),
-                   al.pipe(1, 0, WARPS, producers=SIDE_WARPS))
+                   al.pipe(1, 0, WARPS, producers=WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
+                   al.pipe(1, 0, SIDE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
-                                                  s.x_features, s.states, s.y_features, s.dys, s.shares, s.pairs)])
+                                                  s.x_features, s.states, s.y_features, s.deltas, s.dys, s.pairs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
-        few, some, many = self.config.registers
+        few, many, some = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
-                   tk.Role(lambda side: self.side.run(g, s, t, side), some, SIDES),
-                   tk.Role(lambda _: self.rows.run(g, s, t), many)))
+                   tk.Role(lambda side: self.side.run(g, s, t, side), many, SIDES),
+                   tk.Role(lambda _: self.window.run(g, s, t), some)))
 
     @cute.jit
     def produce(self, g, s, t):
         tk.prefetch(g.x_map, g.x, g.a, g.o, g.y, g.b, g.of_x, g.of_y, g.dx)
         tk.load_async(s.x_map[0], g.x_map, (t.head, 0, 0), s.map_pipe.acquire(s.map_pipe.ring()))
         queries, one, keys, values = (pipe.ring() for pipe in (s.queries, s.outputs, s.keys, s.values))
-        self.load(g.x, s.x, s.queries, queries, t, 0)
         self.load(g.y, s.y, s.keys, keys, t, t.chunks)
         self.load(g.b, s.b, s.values, values, t, t.chunks)
-        self.load(g.y, s.y, s.keys, keys, t, 0)
         for i in cutlass.range(t.chunks, unroll=1):
-            s.x_features.acquire_empty(one)  # those of the chunk before have left the room of O
             tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))
+            self.load(g.x, s.x, s.queries, queries, t, i)
+            self.load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
             tk.load_async(s.a[0], g.a, (t.batch, t.head, i, 0), s.gradients.acquire(one))
             self.load(g.b, s.b, s.values, values, t, i)
-            s.outputs.acquire_empty(following(one))  # O has been read
-            self.load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
+            self.load(g.y, s.y, s.keys, keys, t, i)
             s.states.wait(one)
             self.load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
                                cutlass.select_(i > 0, i - 1, t.chunks))
-            self.load(g.x, s.x, s.queries, queries, t, i + 1)
-            self.load(g.y, s.y, s.keys, keys, t, i + 1)
             one.advance()
 
     def load(self, g, tiles, pipe, ring, t, i):

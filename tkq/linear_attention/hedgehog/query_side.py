@@ -1,16 +1,14 @@
-"""The sides of the queries' kernel: the state, the gradients of features, and the window's scores."""
+"""The sides of the queries' kernel: the state, the gradients of features, and half of dq."""
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.query_tiles import COUNT, DELTA, LESS, OF_DO, SHARE, TOTAL
 from tkq.linear_attention.hedgehog.sides import (
-    BOTH_BARRIER,
     FEATURES,
     LEAST_NARROW,
     SIDE_BARRIER,
@@ -23,159 +21,113 @@ from tkq.linear_attention.hedgehog.sides import (
 )
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
-from tkq.linear_attention.hedgehog.window_rows import COLUMNS, LN2, add_products, exponentials, hide_later
 
 
 @dataclass(frozen=True)
 class Side:
-    """Registers of one side's 64 features, and of a chunk's pairs with 64 keys."""
+    """Registers of one side's 64 features, and of half of D."""
 
     sum: tk.RegTile  # features by D
-    x: tk.RegTile  # scores, exponentials
-    d: tk.RegTile  # delta's product, dp, the features' gradients
-    most: tk.RowVec
-    inverse: tk.RowVec
+    dmap: tk.RegTile  # the map's gradient, transposed: its columns by half of D
+    x: tk.RegTile  # features; sums
+    d: tk.RegTile  # delta's product, the features' gradients
+    dq: tk.RegTile  # of half of D
     delta: tk.RowVec
     weight: tk.RowVec
     inner: tk.RowVec
-    total: tk.RowVec  # sums of exponentials
-    of_do: tk.RowVec  # of exponentials times dp
-    count: tk.RowVec  # of the largest
     far: tk.RowVec  # less
-    largest: cute.Tensor  # bits
 
 
 class SidePart:
-    """One side's 64 features by D, from the first chunk to the last, what queries have of them, and their pairs with
-    the keys of their own chunk, or, by the second side, with those of the chunk before."""
+    """One side's 64 features by D, from the first chunk to the last, what queries have of them, and half of the columns
+    of dq."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit
     def run(self, g, s, t, side):
-        c = Side(tk.rt_fl(self.spec.head_dim), tk.rt_fl(CHUNK), tk.rt_fl(FEATURES), *[tk.rv() for _ in range(9)],
-                 cute.make_rmem_tensor((1,), Int32))
-        sums = s.sums
+        D, d, sums = self.spec.head_dim, tk.rt_fl(FEATURES), s.sums
+        dq = d if D == SIDES * FEATURES else tk.rt_fl(D // SIDES)  # a product's registers are taken also before it
+        c = Side(tk.rt_fl(D), tk.rt_fl(D // SIDES), tk.rt_fl(FEATURES), d, dq, *[tk.rv() for _ in range(4)])
         tk.zero(c.sum)
-        c.largest[0] = Int32(0)
+        tk.zero(c.dmap)
         if tk.thread_in_warpgroup() < FEATURES:
             sums[tk.thread_in_warpgroup(), side] = Float32(0.0)
         less, _ = near_power(self.spec, g, t)
-        scales = (g.window[t.head] * (g.scale * LN2),
-                  g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0)))  # of -y: dy's sign
+        scale = g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))  # of -y: dy's sign
         tokens = s.queries.ring()  # one count for all pipes
-        self.ask(g, t, c, 0)
+        s.map_pipe.wait(s.map_pipe.ring())
+        s.keys.wait(s.keys.ring())
         for i in cutlass.range(t.chunks, unroll=1):
-            self.begin_pairs(s, c, side, tokens, g.scale)
-            self.put_pairs(g, s, c, side, tokens, (i, scales[0]))
-            self.put_gradients(s, c, side, tokens, scales[1])
-            self.ask(g, t, c, i + 1)
-            self.put_rows(s, c, side, tokens)
-            self.end_keys(s, c, side, tokens)
+            self.take_state(g, s, t, c, side, (tokens, i))
+            tk.mul(c.weight, c.weight, scale)
+            self.put_gradients(s, c, side, tokens)
+            self.add_keys(s, c, side, tokens)
+            self.put_queries(g, s, t, c, side, tokens)
             tokens.advance()
-        self.lower_largest(s, c, side, tokens, g.scale)
-
-    def ask(self, g, t, c, i):
-        """Rows' numbers of a chunk, which come while others are worked on."""
-        tk.load_rows(c.most, g.most[t.batch, None, t.head], i * CHUNK, g.tokens)
-        tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
-
-    # ---- the window ------------------------------------------------------------------------------
-
-    @cute.jit
-    def begin_pairs(self, s, c, side, tokens, scale):
-        """x: scores; delta. The state, rounded, to shared memory, and what the largest scores of the chunk before get
-        less."""
-        one, mine = tk.Ring(tokens.count, 1), following(tk.Ring(tokens.count, s.keys.stages), SIDES - 1 - side)
-        # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
-        tk.mma_wait(0)
-        s.gradients.wait(one)
-        s.outputs.wait(one)
-        tk.mm_ABt(c.d, s.o[0], s.a[0])
-        s.queries.wait(tokens)
-        s.keys.wait(mine)
-        tk.mm_ABt(c.x, s.x[tokens.stage], s.y[mine.stage])
-        put_state(s, c, side)
-        if tokens.count[0] > 0:
-            self.lower_largest(s, c, side, tokens, scale)
-        tk.mma_wait(1)
-        s.outputs.release(one)
-        diagonal(c.delta, c.d)
-
-    @cute.jit
-    def put_pairs(self, g, s, c, side, tokens, where):
-        """ds, but for what the largest get less, to shared memory."""
-        (i, scale), one, before = where, tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.values.stages)
-        mine, narrow = following(before, SIDES - 1 - side), tk.rt(CHUNK, self.dtype)
-        s.values.wait(mine)
-        tk.mm_ABt(c.d, s.a[0], s.b[mine.stage])
-        tk.mma_wait(1)
-        s.queries.release(tokens)
-        s.keys.release(tk.Ring(tokens.count, s.keys.stages))
-        if side == 0:
-            hide_later(c.x)
-        elif i == 0:
-            tk.neg_infty(c.x)
-        for vector in (c.total, c.of_do, c.count):
-            tk.zero(vector)
-        c.largest[0] = exponentials(c.x, c, g.scale)
-        tk.mul(c.weight, c.inverse, scale)
-        tk.mma_wait(0)
-        add_products(c, c.x, c.d)
-        tk.apply(c.inner, lambda weight, delta: -weight * delta, c.weight, c.delta)
-        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.d, c.weight,
-                        c.inner)
-        s.pairs.acquire_empty(one)
-        tk.store(s.ds[side], narrow)
-
-    @cute.jit
-    def lower_largest(self, s, c, side, tokens, scale):
-        """ds of the chunk before."""
-        last, shares = following(tk.Ring(tokens.count, 1), -1), tk.rv()
-        s.shares.wait(last)
-        for r in cutlass.range_constexpr(2):
-            shares.tensor[r] = s.rows[tk.first_row() + 8 * r, SHARE] * (scale * LN2)
-        self.lower(s.ds[side].tensor, c.largest[0], shares)
         tk.publish()
-        s.pairs.commit(last)
-
-    @cute.jit
-    def lower(self, tile, bits, less):
-        """Those of a tile's elements that have a bit."""
-        while bits != 0:
-            n = cute.arch.popc((bits & -bits) - 1)
-            r, j = n // COLUMNS, n % COLUMNS
-            row, col = tk.first_row() + 8 * r, tk.first_col() + 8 * (j // 2) + j % 2
-            one = cutlass.select_(r == 0, less.tensor[0], less.tensor[1])
-            tile[row, col] = self.dtype(Float32(tile[row, col]) - one)
-            bits = bits & (bits - 1)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
+        self.send(g, s, t, side, tokens)
+        if tk.first_warp_of_group():
+            tk.store_wait(read=False)
+        _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
+        tk.mul(c.dmap, c.dmap, power)
+        of_head = g.dmap[t.batch, t.head, None, None]
+        transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
+        tk.store_elements(transposed, c.dmap, 0, side * (D // SIDES))
 
     # ---- before the window -----------------------------------------------------------------------
 
     @cute.jit
-    def put_gradients(self, s, c, side, tokens, scale):
-        """dy of one side; far: its part of less; x: sums of the chunk before, which `end_keys` waits for."""
-        one, f = tk.Ring(tokens.count, 1), tk.rt(FEATURES, self.dtype)
+    def take_state(self, g, s, t, c, side, where):
+        """delta, of the first side for the window, too; d = what a chunk has of the state, which is rounded; x:
+        features. dq of the chunk before leaves."""
+        (tokens, i), f = where, tk.rt(FEATURES, self.dtype)
+        one = tk.Ring(tokens.count, 1)
+        tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+        # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
+        tk.mma_wait(0)
+        s.outputs.wait(one)
+        s.gradients.wait(one)
+        tk.mm_ABt(c.d, s.o[0], s.a[0])
+        put_state(s, c, side)
+        if i > 0:
+            self.send(g, s, t, side, tokens)
+        tk.mma_wait(0)
+        s.outputs.release(one)
+        diagonal(c.delta, c.d)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
+        if side == 0:
+            s.deltas.acquire_empty(one)
+            tk.store_rows(s.delta[None, 0], c.delta, 0, CHUNK)
+            s.deltas.commit(one)
+        else:
+            tk.store_rows(g.delta[t.batch, None, t.head], c.delta, i * CHUNK, g.tokens)
         s.x_features.wait(one)
         tk.load(f, s.of_x[side])
         tk.copy(c.x, f)
-        tk.mul(c.weight, c.inverse, scale)
         tk.mma_wait(0)
+        s.states.commit(one)
         s.gradients.release(one)
         s.x_features.release(one)
-        s.states.commit(one)
+
+    @cute.jit
+    def put_gradients(self, s, c, side, tokens):
+        """dy and less of one side; the queries of the chunk before are done with, once dq has left by their room."""
+        one, dy = tk.Ring(tokens.count, 1), tk.rt(FEATURES, self.dtype)
         self.add_features(s, c, side)
-        self.begin_keys(s, c, side, tokens)
         s.dys.acquire_empty(one)
-        dy = tk.rt(FEATURES, self.dtype)
         tk.apply_narrow(dy, lambda z, d, weight, inner: z * cute.math.fma(d, weight, inner), c.x, c.d, c.weight,
                         c.inner)
         tk.store(s.dy[side], dy)
-        ones = tk.rt(CHUNK, self.dtype)
-        tk.fill(ones, 1.0)
-        tk.mm_AB(c.x, ones, features_of_y(s, side))
+        tk.store_rows(s.less[None, side], c.far, 0, CHUNK)
+        tk.publish()
+        s.dys.commit(one)
+        if tokens.count[0] > 0:
+            if tk.first_warp_of_group():
+                tk.store_wait()
+            s.queries.release(following(tokens, -1))
 
     def add_features(self, s, c, side):
         """d: gradients of features; far: what they have of them; inner: what the softmax takes from each, with dy's
@@ -196,45 +148,62 @@ class SidePart:
                     c.inner.tensor[r] = cute.math.fma(one, found, c.inner.tensor[r])
                     view[r, j], d[r, j] = one, found
         tk.quad_sum(c.inner)
+        tk.quad_sum(c.far)
         tk.apply(c.inner, lambda x, weight: -x * weight, c.inner, c.weight)
 
     @cute.jit
-    def put_rows(self, s, c, side, tokens):
-        """Sums of both sides, which the first adds up, and dy are there."""
-        found, rows, one = ((TOTAL, c.total), (OF_DO, c.of_do), (LESS, c.far), (COUNT, c.count)), s.rows, tk.Ring(
-            tokens.count, 1)
-        for _, vector in found:
-            tk.quad_sum(vector)
-        if side == 0:
-            tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)
-            for n, vector in found:
-                for r in cutlass.range_constexpr(2):
-                    vector.tensor[r] = vector.tensor[r] + rows[tk.first_row() + 8 * r, n]
-            cute.arch.sync_warp()
-            for n, vector in (*found, (DELTA, c.delta)):
-                tk.store_rows(rows[None, n], vector, 0, CHUNK)
-        else:
-            for n, vector in found:
-                tk.store_rows(rows[None, n], vector, 0, CHUNK)
-            tk.sync_arrive(BOTH_BARRIER, SIDES * tk.WARPGROUP)
-        tk.publish()
-        s.dys.commit(one)
-
-    def begin_keys(self, s, c, side, tokens):
-        """The state takes up the chunk before."""
-        before = tk.Ring(tokens.count, s.values.stages)
+    def add_keys(self, s, c, side, tokens):
+        """The state takes up the chunk before; x: what its sums do, `put_queries` waits for both."""
+        before, ones = tk.Ring(tokens.count, s.values.stages), tk.rt(CHUNK, self.dtype)
+        tk.fill(ones, 1.0)
         s.y_features.wait(tk.Ring(tokens.count, 1))
         s.values.wait(before)
         tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
+        tk.mm_AB(c.x, ones, features_of_y(s, side))
 
-    def end_keys(self, s, c, side, tokens):
-        """So do the sums."""
-        tk.mma_wait(1)
+    # ---- queries ---------------------------------------------------------------------------------
+
+    @cute.jit
+    def put_queries(self, g, s, t, c, side, tokens):
+        """Of half of D the map's gradient, of both sides' dy, and dq, with the window's, which takes the place of its
+        queries."""
+        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
+        now = following(before)
+        s.queries.wait(tokens)
+        s.dys.wait(one)
+        for n in range(SIDES):
+            tk.mma_AtB(c.dmap, s.dy[n], s.x[tokens.stage], b_part=side)
+        tk.mm_ABt(c.dq, s.dy[0], s.x_map[0], b_part=side)
+        tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)
+        if const_expr(self.spec.dtype != "bf16"):
+            tk.mma_wait(0)
+            tk.mul(c.dq, c.dq, near_power(self.spec, g, t)[1])
+        s.keys.wait(now)
+        s.pairs.wait(one)
+        tk.mma_AB(c.dq, s.ds[0], s.y[now.stage], b_part=side)
+        tk.mma_AB(c.dq, s.ds[1], s.y[before.stage], b_part=side)
+        tk.mma_wait(6)
         s.values.release(tk.Ring(tokens.count, s.values.stages))
+        s.y_features.release(one)
+        tk.mma_wait(2)
+        s.dys.release(one)
         tk.mma_wait(0)
-        s.y_features.release(tk.Ring(tokens.count, 1))
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features and sums have been read
+        s.pairs.release(one)
+        s.keys.release(before)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # features, sums, and half of the queries have been read
         add_sums(s.sums, c.x, side)
+        tk.store(self.half(s, side, tokens), c.dq)
+
+    def half(self, s, side, tokens):
+        """Where half of dq lies."""
+        return s.out[SIDES * tokens.stage + side]
+
+    @cute.jit
+    def send(self, g, s, t, side, tokens):
+        """dq of the chunk before, after a barrier that all of the side have met at."""
+        last = following(tokens, -1)
+        if tk.first_warp_of_group():
+            tk.store_async(g.dx, self.half(s, side, last), (t.batch, t.head, Int32(last.count[0]), side))
 
 
 def diagonal(v: tk.RowVec, x: tk.RegTile):

@@ -7,11 +7,6 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 
-# columns of `Shared.rows`: sums of the window's exponentials, of these times dp; what features' gradients have of
-# features; how many scores are the largest; delta
-TOTAL, OF_DO, LESS, COUNT, DELTA = range(5)
-SHARE = TOTAL  # in its place, once it has been read
-
 
 class Operands(NamedTuple):
     """q, k, v, do, o: (B, S, H, D). q_map: (H, D, 64). q_features, k_features: (B, S, H, 128). inverse, most: (B, S, H)
@@ -70,13 +65,15 @@ class Shared:
     y: tk.SharedTile
     b: tk.SharedTile
     o: tk.SharedTile
-    of_x: tk.SharedTile  # features of each side; of 128 columns in the room of o
+    of_x: tk.SharedTile  # features of each side
     state: tk.SharedTile  # of each side, rounded: 64 features by D
     of_y: tk.SharedTile  # features of each side, in the room of its state
     dy: tk.SharedTile  # of each side
     ds: tk.SharedTile  # gradients of scores: of the chunk's own keys, of those of the chunk before
+    out: tk.SharedTile  # dq, by halves of its columns; of 128 columns in the room of x
     sums: cute.Tensor  # of features, of each side
-    rows: cute.Tensor  # numbers of the chunk's tokens
+    less: cute.Tensor  # of each side
+    delta: cute.Tensor
     map_pipe: tk.Pipe
     queries: tk.Pipe
     gradients: tk.Pipe
@@ -86,6 +83,6 @@ class Shared:
     x_features: tk.Pipe
     states: tk.Pipe
     y_features: tk.Pipe
+    deltas: tk.Pipe
     dys: tk.Pipe
-    shares: tk.Pipe
     pairs: tk.Pipe

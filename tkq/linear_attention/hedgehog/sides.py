@@ -12,7 +12,6 @@ FEATURES = 64  # columns of a map
 SIDES = 2
 SIDE_WARPS = SIDES * WARPS
 SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
-BOTH_BARRIER = 4  # the named barrier of both sides
 LEAST_NARROW = {"bf16": 134 * 2.0**-27, "fp16": 17 * 2.0**-24}  # 1e-6, rounded: features at their least
 
 

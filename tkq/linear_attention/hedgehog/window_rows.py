@@ -21,8 +21,10 @@ COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
 class Rows:
     """Registers: numbers of a chunk's tokens."""
 
+    most: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
+    weight: tk.RowVec  # window * inverse
     total: tk.RowVec  # sums of exponentials
     of_do: tk.RowVec  # of exponentials times dp
     less: tk.RowVec
@@ -35,7 +37,7 @@ class Rows:
 
 
 def make_rows() -> Rows:
-    return Rows(*[tk.rv() for _ in range(11)])
+    return Rows(*[tk.rv() for _ in range(13)])
 
 
 @cute.jit
@@ -60,9 +62,9 @@ def _hide_later(x, warp):
                 view[r, j] = -Float32.inf
 
 
-def exponentials(x: tk.RegTile, rows, scale) -> Int32:
+def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
     """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
-    for each that is the largest of its row: 16 times the row, and the column. rows: with most, total and count."""
+    for each that is the largest of its row: 16 times the row, and the column."""
     bits, view = [], x.rows_view
     for r in range(2):
         mine = Int32(0)
@@ -80,8 +82,8 @@ def exponentials(x: tk.RegTile, rows, scale) -> Int32:
     return bits[0] | bits[1] << COLUMNS
 
 
-def add_products(rows, x: tk.RegTile, dp: tk.RegTile):
-    """What exponentials times dp add to their rows' sums: of each thread its part. rows: with of_do."""
+def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
+    """What exponentials times dp add to their rows' sums: of each thread its part."""
     e, d = x.rows_view, dp.rows_view
     for r in range(2):
         for j in range(COLUMNS):
