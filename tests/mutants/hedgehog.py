@@ -10,8 +10,8 @@ NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradie
 BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
-PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, STORED_FEATURES = (
-    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "stores"))
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, ROLES_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "roles"))
 ALIKE = (f"{TESTS}test_gradients_of_scores_that_are_alike",)
 LEAST_GRADIENTS = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 NOT_WRITTEN = (f"{TESTS}test_the_gradient_of_keys_alone",)  # with features in memory that has NaN
@@ -26,6 +26,11 @@ KEYS = "tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acqu
 # Keys behind queries and values, for which a fault is not to wait in their place.
 KEYS_LAST = ((KERNEL, KEYS, "pass"), (KERNEL, "tokens.advance()\nkeys.advance()",
                                       f"tokens.advance()\n{KEYS}\nkeys.advance()"))
+# Outputs behind their gradients, likewise.
+QUERY_KERNEL = "tkq/linear_attention/hedgehog/query_kernel.py"
+OUTPUTS = "tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))"
+OUTPUTS_LAST = ((QUERY_KERNEL, OUTPUTS, "pass"), (QUERY_KERNEL, "self.load(g.b, s.b, s.values, values, t, i)",
+                                                  f"self.load(g.b, s.b, s.values, values, t, i)\n{OUTPUTS}"))
 VALUES = """
             tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])  # the rounded state has left its registers
             tk.mul(c.o, c.o, linear)
@@ -124,30 +129,32 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/query_side.py",
         ("hedgehog_values_of_the_own_chunk_taken_up", "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])",
          "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[following(before).stage])", GRADIENTS),
-        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds[side].tensor, c.largest[0], shares)",
-         "pass", ALIKE),
-        ("hedgehog_one_of_the_largest_scores", "bits = bits & (bits - 1)", "bits = bits & 0", ALIKE),
-        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, t, c, i + 1)", "self.ask(g, t, c, i)", GRADIENTS),
-        ("hedgehog_rows_of_one_side", "vector.tensor[r] = vector.tensor[r] + rows[tk.first_row() + 8 * r, n]", "pass",
+        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage], b_part=side)", "",
          GRADIENTS),
-        ("hedgehog_no_wait_for_share", "s.shares.wait(last)", "", PRESSED_FEATURES),
+        ("hedgehog_queries_of_one_side", "tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)", "", GRADIENTS),
+        ("hedgehog_map_gradient_of_one_side", "for n in range(SIDES):", "for n in range(1):", GRADIENTS),
         ("hedgehog_no_wait_for_features_of_keys", "s.y_features.wait(tk.Ring(tokens.count, 1))", "", LOADED_FEATURES),
-        ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES),
-        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES),
-        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_ds", "s.pairs.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_window.py",
+        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds, c.largest, less)", "pass", ALIKE),
+        ("hedgehog_one_of_the_largest_scores", "rest = bits & (bits - 1)", "rest = bits & 0", ALIKE),
+        ("hedgehog_largest_scores_of_the_own_chunk_alone", "own, past = largest[0], largest[1]",
+         "own, past = largest[0], Int32(0)", ALIKE),
+        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, here, c, i + 1)", "self.ask(g, here, c, i)", GRADIENTS),
+        ("hedgehog_rows_of_one_side", "rows.less.tensor[r] = s.less[row, 0] + s.less[row, 1]",
+         "rows.less.tensor[r] = s.less[row, 0]", GRADIENTS),
+        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_less", "s.dys.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", ROLES_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
-        ("hedgehog_features_over_outputs", "s.outputs.acquire_empty(following(one))  # O has been read", "",
-         READ_FEATURES),
         ("hedgehog_features_over_a_state", "s.states.wait(one)", "", READ_FEATURES),
         ("hedgehog_features_of_the_own_chunk_taken_up", "cutlass.select_(i > 0, i - 1, t.chunks))", "i)",
          GRADIENTS)),
-    *family(
-        "linear", "tkq/linear_attention/hedgehog/query_rows.py",
-        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])", "", GRADIENTS),
-        ("hedgehog_map_gradient_of_one_side", "tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage])", "", GRADIENTS),
-        ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", PRESSED_FEATURES),
-        ("hedgehog_dq_written_over", "tk.store_wait()", "", STORED_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_rows.py",
         ("hedgehog_a_later_key", "edge = 2 * warp + r  # which eight columns the row's own is one of",
@@ -162,7 +169,8 @@ MUTANTS = (
             if side == 0:
                 self.put_numbers(numbers, c, side)
          """, "", GRADIENTS),
-        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES)),
+        # not the wait for P's room: that for dy's, before it, has all but the store of dv, which was begun long before
+        ("hedgehog_dy_of_keys_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/key_kernel.py",
         ("hedgehog_features_over_a_state_of_keys", "s.read.wait(one)", "", READ_FEATURES),

@@ -10,7 +10,7 @@ from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
-SPILLED = 64  # loads and stores of the windows of gradients, outside of their products
+SPILLED = 24  # loads and stores of the sides of gradients, outside of their products
 
 
 def shipped() -> list:
@@ -55,12 +55,12 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: scores, delta, dp, the state's part; what the state takes up, and sums. Of rows: dq, of both dy and of
-    two chunks' keys; the map's gradient, of both dy."""
-    few, some, many = query_plan(spec).registers
+    """A side's: delta, the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, dq of
+    two chunks' keys. The window's: scores and dp of two chunks."""
+    few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 8 * tokens, instructions=LOADS,
-                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))
+    return Expectation(tensor=2 * columns + 8 * tokens + 4 * columns, instructions=LOADS,
+                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 
 def of_keys(spec: GradientSpec) -> Expectation:
