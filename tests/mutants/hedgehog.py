@@ -135,7 +135,7 @@ MUTANTS = (
         ("hedgehog_map_gradient_of_one_side", "for n in range(SIDES):", "for n in range(1):", GRADIENTS),
         ("hedgehog_no_wait_for_features_of_keys", "s.y_features.wait(tk.Ring(tokens.count, 1))", "", LOADED_FEATURES),
         ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
-        ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(tk.Ring(tokens.count, 1))", "", ROLES_FEATURES),
         ("hedgehog_no_wait_for_ds", "s.pairs.wait(one)", "", ROLES_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
     *family(

@@ -115,7 +115,7 @@ class QueryGradients:
         s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
                    al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
                    al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
-                   al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
                    al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(2, x.bytes, all_warps),
                    al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),

@@ -54,7 +54,9 @@ class SidePart:
         tk.zero(c.dmap)
         if tk.thread_in_warpgroup() < FEATURES:
             sums[tk.thread_in_warpgroup(), side] = Float32(0.0)
-        less, _ = near_power(self.spec, g, t)
+        powers, (less, power) = s.power, near_power(self.spec, g, t)
+        if tk.thread_in_warpgroup() == 0:
+            powers[side] = power  # read behind the barrier of `put_state`
         scale = g.linear[t.head] * less * cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))  # of -y: dy's sign
         tokens = s.queries.ring()  # one count for all pipes
         s.map_pipe.wait(s.map_pipe.ring())
@@ -63,8 +65,12 @@ class SidePart:
             self.take_state(g, s, t, c, side, (tokens, i))
             tk.mul(c.weight, c.weight, scale)
             self.put_gradients(s, c, side, tokens)
-            self.add_keys(s, c, side, tokens)
-            self.put_queries(g, s, t, c, side, tokens)
+            if const_expr(self.spec.dtype == "bf16"):  # while the other side's dy is waited for
+                self.add_keys(s, c, side, tokens)
+            self.begin_queries(s, c, side, tokens)
+            if const_expr(self.spec.dtype != "bf16"):
+                self.add_keys(s, c, side, tokens)
+            self.put_queries(s, c, side, tokens)
             tokens.advance()
         tk.publish()
         tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
@@ -164,25 +170,28 @@ class SidePart:
     # ---- queries ---------------------------------------------------------------------------------
 
     @cute.jit
-    def put_queries(self, g, s, t, c, side, tokens):
-        """Of half of D the map's gradient, of both sides' dy, and dq, with the window's, which takes the place of its
-        queries."""
-        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
-        now = following(before)
+    def begin_queries(self, s, c, side, tokens):
+        """Of half of D the map's gradient and dq, of both sides' dy."""
         s.queries.wait(tokens)
-        s.dys.wait(one)
+        s.dys.wait(tk.Ring(tokens.count, 1))
         for n in range(SIDES):
             tk.mma_AtB(c.dmap, s.dy[n], s.x[tokens.stage], b_part=side)
         tk.mm_ABt(c.dq, s.dy[0], s.x_map[0], b_part=side)
         tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)
         if const_expr(self.spec.dtype != "bf16"):
             tk.mma_wait(0)
-            tk.mul(c.dq, c.dq, near_power(self.spec, g, t)[1])
+            tk.mul(c.dq, c.dq, s.power[side])
+
+    @cute.jit
+    def put_queries(self, s, c, side, tokens):
+        """dq, with the window's, which takes the place of its queries."""
+        one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
+        now = following(before)
         s.keys.wait(now)
         s.pairs.wait(one)
         tk.mma_AB(c.dq, s.ds[0], s.y[now.stage], b_part=side)
         tk.mma_AB(c.dq, s.ds[1], s.y[before.stage], b_part=side)
-        tk.mma_wait(6)
+        tk.mma_wait(6 if self.spec.dtype == "bf16" else 2)
         s.values.release(tk.Ring(tokens.count, s.values.stages))
         s.y_features.release(one)
         tk.mma_wait(2)

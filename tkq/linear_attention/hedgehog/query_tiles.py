@@ -74,6 +74,7 @@ class Shared:
     sums: cute.Tensor  # of features, of each side
     less: cute.Tensor  # of each side
     delta: cute.Tensor
+    power: cute.Tensor  # by which float16's dy is too small; of each side
     map_pipe: tk.Pipe
     queries: tk.Pipe
     gradients: tk.Pipe
