@@ -99,22 +99,24 @@ class WindowPart:
         s.queries.release(tokens)
         hide_later(c.x)
         c.largest[0] = exponentials(c.x, rows, g.scale)
+        s.keys.wait(now)  # they are there: before a branch exponentials stay where they are, while dp is multiplied
         tk.mma_wait(0)
         s.gradients.release(one)
         self.put_scores(s, c, 0)
 
     def put_scores(self, s, c, n):
-        rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
+        rows, narrow, inner = c.rows, tk.rt(CHUNK, self.dtype), tk.rv()
         add_products(rows, c.x, c.dp)
-        tk.apply_narrow(narrow, lambda e, d, weight, delta: e * weight * (d - delta), c.x, c.dp, rows.weight,
-                        rows.delta)
+        tk.apply(inner, lambda weight, delta: -weight * delta, rows.weight, rows.delta)
+        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.dp, rows.weight,
+                        inner)
         tk.store(s.ds[n], narrow)
 
     @cute.jit
     def lower_largest(self, s, c, tokens, factors, scale):
         """ds, once both sides have told less."""
         rows, one, less = c.rows, tk.Ring(tokens.count, 1), tk.rv()
-        for vector in (rows.total, rows.of_do, rows.count):
+        for vector in (rows.of_do, rows.count):
             tk.quad_sum(vector)
         s.dys.wait(one)
         for r in cutlass.range_constexpr(2):

@@ -63,9 +63,12 @@ def _hide_later(x, warp):
 
 
 def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
-    """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
-    for each that is the largest of its row: 16 times the row, and the column."""
-    bits, view = [], x.rows_view
+    """Scores become exponentials, as the forward has them, and add to their rows' sums; a bit for each that is the
+    largest of its row: 16 times the row, and the column.
+
+    Whole rows' sums, as a warp's exchange of them stays where it stands: exponentials would otherwise all be made
+    behind the waits that follow."""
+    bits, view, mine_of = [], x.rows_view, tk.rv()
     for r in range(2):
         mine = Int32(0)
         for j in range(COLUMNS):
@@ -74,11 +77,14 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
         rows.count.tensor[r] = rows.count.tensor[r] + Float32(count)
         # exponentials, which never have so many, wait for the bits, and take the registers of scores
         most = cutlass.select_(count > COLUMNS, Float32(0.0), rows.most.tensor[r] * scale)
+        found = Float32(0.0)
         for j in range(COLUMNS):
-            view[r, j] = cute.math.exp2(view[r, j] * scale - most, fastmath=True)
-            rows.total.tensor[r] = rows.total.tensor[r] + view[r, j]
-        rows.total.tensor[r] = made_here(rows.total.tensor[r])
+            view[r, j] = made_here(cute.math.exp2(view[r, j] * scale - most, fastmath=True))
+            found = found + view[r, j]
+        mine_of.tensor[r] = found
         bits.append(mine)
+    tk.quad_sum(mine_of)
+    tk.add(rows.total, rows.total, mine_of)
     return bits[0] | bits[1] << COLUMNS
 
 
