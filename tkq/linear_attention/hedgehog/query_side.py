@@ -65,11 +65,8 @@ class SidePart:
             self.take_state(g, s, t, c, side, (tokens, i))
             tk.mul(c.weight, c.weight, scale)
             self.put_gradients(s, c, side, tokens)
-            if const_expr(self.spec.dtype == "bf16"):  # while the other side's dy is waited for
-                self.add_keys(s, c, side, tokens)
             self.begin_queries(s, c, side, tokens)
-            if const_expr(self.spec.dtype != "bf16"):
-                self.add_keys(s, c, side, tokens)
+            self.add_keys(s, c, side, tokens)
             self.put_queries(s, c, side, tokens)
             tokens.advance()
         tk.publish()
@@ -157,16 +154,6 @@ class SidePart:
         tk.quad_sum(c.far)
         tk.apply(c.inner, lambda x, weight: -x * weight, c.inner, c.weight)
 
-    @cute.jit
-    def add_keys(self, s, c, side, tokens):
-        """The state takes up the chunk before; x: what its sums do, `put_queries` waits for both."""
-        before, ones = tk.Ring(tokens.count, s.values.stages), tk.rt(CHUNK, self.dtype)
-        tk.fill(ones, 1.0)
-        s.y_features.wait(tk.Ring(tokens.count, 1))
-        s.values.wait(before)
-        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
-        tk.mm_AB(c.x, ones, features_of_y(s, side))
-
     # ---- queries ---------------------------------------------------------------------------------
 
     @cute.jit
@@ -183,6 +170,16 @@ class SidePart:
             tk.mul(c.dq, c.dq, s.power[side])
 
     @cute.jit
+    def add_keys(self, s, c, side, tokens):
+        """The state takes up the chunk before; x: what its sums do, `put_queries` waits for both."""
+        before, ones = tk.Ring(tokens.count, s.values.stages), tk.rt(CHUNK, self.dtype)
+        tk.fill(ones, 1.0)
+        s.y_features.wait(tk.Ring(tokens.count, 1))
+        s.values.wait(before)
+        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])
+        tk.mm_AB(c.x, ones, features_of_y(s, side))
+
+    @cute.jit
     def put_queries(self, s, c, side, tokens):
         """dq, with the window's, which takes the place of its queries."""
         one, before = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.keys.stages)
@@ -191,11 +188,11 @@ class SidePart:
         s.pairs.wait(one)
         tk.mma_AB(c.dq, s.ds[0], s.y[now.stage], b_part=side)
         tk.mma_AB(c.dq, s.ds[1], s.y[before.stage], b_part=side)
-        tk.mma_wait(6 if self.spec.dtype == "bf16" else 2)
+        tk.mma_wait(4)
+        s.dys.release(one)
+        tk.mma_wait(2)
         s.values.release(tk.Ring(tokens.count, s.values.stages))
         s.y_features.release(one)
-        tk.mma_wait(2)
-        s.dys.release(one)
         tk.mma_wait(0)
         s.pairs.release(one)
         s.keys.release(before)
