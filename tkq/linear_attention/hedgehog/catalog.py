@@ -55,8 +55,8 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: delta, the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, dq of
-    two chunks' keys. The window's: scores and dp of two chunks."""
+    """A side's: delta, the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, and
+    dq of two chunks' keys. The window's: scores and dp of two chunks."""
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     return Expectation(tensor=2 * columns + 8 * tokens + 4 * columns, instructions=LOADS,
