@@ -55,11 +55,11 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: delta, the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, and
+    """A side's: the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, and
     dq of two chunks' keys. The window's: scores and dp of two chunks."""
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=2 * columns + 8 * tokens + 4 * columns, instructions=LOADS,
+    return Expectation(tensor=columns + 8 * tokens + 4 * columns, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 

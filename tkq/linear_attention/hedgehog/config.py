@@ -24,9 +24,9 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of producer and deltas, of the sides' warpgroups and of the window's."""
 
-    registers: tuple = (24, 192, 104)
+    registers: tuple = (32, 192, 96)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
+from tkq.linear_attention.hedgehog.query_deltas import DELTA_WARPS, make_deltas
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
@@ -34,23 +35,24 @@ class QueryGradients:
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
     each chunk takes from shared memory, rounded, dy's part, and of dq and the map's gradient half of D. The third has
     the window, the keys of the chunk before first, as those of the chunk itself come last. delta is the diagonal of
-    O dO': each side makes it.
+    O dO', which two warps beside the producer make by small products.
 
       producer (a warp)   map; O X of a chunk, its features, A B Y, features of the keys before | ..
-      sides (2)           O A', S A' -> dy; S += f(Y)' B of the chunk before, sums; W' += dy' X; dy W' + ds Y -> dq | ..
+      deltas (2 warps)    O A' | ..
+      sides (2)           S A' -> dy; S += f(Y)' B of the chunk before, sums; W' += dy' X; dy W' + ds Y -> dq | ..
       window (1)          X Y', A B' of the chunk before, of the own: ds, less share | ..
 
       pipe       stages   full (arrivals)              empty (arrivals)
       map        1        producer's bytes (1)         none
       queries    2        producer's bytes (1)         warps of sides and window (12), of sides once dq has left: X
-      gradients  1        producer's bytes (1)         the same (12): A
-      outputs    1        producer's bytes (1)         warps of the sides (8): O
+      gradients  1        producer's bytes (1)         the same, and of deltas (14): A
+      outputs    1        producer's bytes (1)         warps of deltas (2): O
       keys       2        producer's bytes (1)         sides and window (12), a chunk later: Y; first zeros, of no chunk
       values     2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
       x_features 1        producer's bytes (1)         the sides (8): features of X
       states     1        warps of the sides (8)       none: S has been read, by which features of keys lie
       y_features 1        producer's bytes (1)         the sides (8): features of the chunk before; first zeros
-      deltas     1        warps of the first side (4)  warps of the window (4)
+      deltas     1        warps of deltas (2)          sides and window (12)
       dys        1        warps of the sides (8)       sides and window (12): dy and less of both sides
       pairs      1        warps of the window (4)      the sides (8): ds
 
@@ -116,19 +118,26 @@ class QueryGradients:
                    al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
                    al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
                    al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(1, x.bytes, all_warps + DELTA_WARPS), al.pipe(1, x.bytes, DELTA_WARPS), al.pipe(2, x.bytes, all_warps),
                    al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
-                   al.pipe(1, 0, WARPS, producers=WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
+                   al.pipe(1, 0, all_warps, producers=DELTA_WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
                    al.pipe(1, 0, SIDE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
                                                   s.x_features, s.states, s.y_features, s.deltas, s.dys, s.pairs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, many, some = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=1 + DELTA_WARPS),
                    tk.Role(lambda side: self.side.run(g, s, t, side), many, SIDES),
                    tk.Role(lambda _: self.window.run(g, s, t), some)))
+
+    @cute.jit
+    def serve(self, g, s, t):
+        if tk.warp_id() == 0:
+            self.produce(g, s, t)
+        else:
+            make_deltas(g, s, t, tk.warp_id() - 1)
 
     @cute.jit
     def produce(self, g, s, t):

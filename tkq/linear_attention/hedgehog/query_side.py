@@ -30,7 +30,7 @@ class Side:
     sum: tk.RegTile  # features by D
     dmap: tk.RegTile  # the map's gradient, transposed: its columns by half of D
     x: tk.RegTile  # features; sums
-    d: tk.RegTile  # delta's product, the features' gradients
+    d: tk.RegTile  # the features' gradients
     dq: tk.RegTile  # of half of D
     delta: tk.RowVec
     weight: tk.RowVec
@@ -84,33 +84,25 @@ class SidePart:
 
     @cute.jit
     def take_state(self, g, s, t, c, side, where):
-        """delta, of the first side for the window, too; d = what a chunk has of the state, which is rounded; x:
-        features. dq of the chunk before leaves."""
+        """d = what a chunk has of the state, which is rounded; x: features. dq of the chunk before leaves."""
         (tokens, i), f = where, tk.rt(FEATURES, self.dtype)
         one = tk.Ring(tokens.count, 1)
         tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
         # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
         tk.mma_wait(0)
-        s.outputs.wait(one)
-        s.gradients.wait(one)
-        tk.mm_ABt(c.d, s.o[0], s.a[0])
         put_state(s, c, side)
+        s.gradients.wait(one)
+        tk.mm_ABt(c.d, s.a[0], s.state[side])
         if i > 0:
             self.send(g, s, t, side, tokens)
-        tk.mma_wait(0)
-        s.outputs.release(one)
-        diagonal(c.delta, c.d)
-        tk.mm_ABt(c.d, s.a[0], s.state[side])
-        if side == 0:
-            s.deltas.acquire_empty(one)
-            tk.store_rows(s.delta[None, 0], c.delta, 0, CHUNK)
-            s.deltas.commit(one)
-        else:
-            tk.store_rows(g.delta[t.batch, None, t.head], c.delta, i * CHUNK, g.tokens)
         s.x_features.wait(one)
         tk.load(f, s.of_x[side])
         tk.copy(c.x, f)
+        s.deltas.wait(one)
+        for r in cutlass.range_constexpr(2):
+            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
         tk.mma_wait(0)
+        s.deltas.release(one)
         s.states.commit(one)
         s.gradients.release(one)
         s.x_features.release(one)
@@ -211,15 +203,3 @@ class SidePart:
         if tk.first_warp_of_group():
             tk.store_async(g.dx, self.half(s, side, last), (t.batch, t.head, Int32(last.count[0]), side))
 
-
-def diagonal(v: tk.RowVec, x: tk.RegTile):
-    """v[i] = x[i, i], x: 64 x 64. Whole warps."""
-    lane, warp, view = tk.lane_id(), tk.warp_id() % 4, x.rows_view
-    for r in range(2):
-        found = Float32(0.0)
-        for n in range(4):
-            for odd in range(2):
-                here = (warp == n) & (lane // 4 % 2 == odd)
-                found = cutlass.select_(here, view[r, 4 * n + 2 * r + odd], found)
-        v.tensor[r] = cutlass.select_(lane % 4 == lane // 8, found, Float32(0.0))
-    tk.quad_sum(v)
