@@ -134,7 +134,7 @@ MUTANTS = (
         ("hedgehog_queries_of_one_side", "tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)", "", GRADIENTS),
         ("hedgehog_map_gradient_of_one_side", "for n in range(SIDES):", "for n in range(1):", GRADIENTS),
         ("hedgehog_no_wait_for_features_of_keys", "s.y_features.wait(tk.Ring(tokens.count, 1))", "", LOADED_FEATURES),
-        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
+        ("hedgehog_no_wait_for_a_sides_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
         ("hedgehog_no_wait_for_dy", "s.dys.wait(tk.Ring(tokens.count, 1))", "", ROLES_FEATURES),
         ("hedgehog_no_wait_for_ds", "s.pairs.wait(one)", "", ROLES_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
@@ -150,6 +150,10 @@ MUTANTS = (
         ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
         ("hedgehog_no_wait_for_less", "s.dys.wait(one)", "", ROLES_FEATURES),
         ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", ROLES_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_deltas.py",
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
+        ("hedgehog_delta_of_half_of_the_rows", "first = warp * ROWS + n * BLOCK", "first = warp * ROWS", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
         ("hedgehog_features_over_a_state", "s.states.wait(one)", "", READ_FEATURES),

@@ -10,7 +10,8 @@ from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
-SPILLED = 24  # loads and stores of the sides of gradients, outside of their products
+SPILLED = 24  # loads and stores of the sides of keys' gradients, outside of their products
+SPILLED_OF_QUERIES = 56  # likewise of queries, addresses of the window's for the most part
 
 
 def shipped() -> list:
@@ -60,7 +61,7 @@ def of_queries(spec: GradientSpec) -> Expectation:
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     return Expectation(tensor=columns + 8 * tokens + 4 * columns, instructions=LOADS,
-                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
+                       local_memory=SPILLED_OF_QUERIES * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 
 def of_keys(spec: GradientSpec) -> Expectation:

@@ -12,22 +12,20 @@ BLOCK = 16  # rows of a product
 
 
 @cute.jit
-def make_deltas(g, s, t, warp):
-    """delta[i] = o[i] do[i], to shared memory and to global memory. warp: which of the two."""
-    one, first = s.outputs.ring(), warp * ROWS
-    to = s.delta
-    for i in cutlass.range(t.chunks, unroll=1):
+def make_deltas(s, t, warp):
+    """delta[i] = o[i] do[i], to shared memory. warp: which of the two. A loop, as there are few registers."""
+    one, to = s.outputs.ring(), s.delta
+    for _ in cutlass.range(t.chunks, unroll=1):
         s.outputs.wait(one)
         s.gradients.wait(one)
-        found = [x for n in range(ROWS // BLOCK) for x in diagonal_ABt(s.o[0], s.a[0], first + BLOCK * n)]
+        s.deltas.acquire_empty(one)
+        for n in cutlass.range(ROWS // BLOCK, unroll=1):
+            first = warp * ROWS + n * BLOCK
+            found = diagonal_ABt(s.o[0], s.a[0], first)
+            if has_diagonal():
+                for r in cutlass.range_constexpr(2):
+                    to[first + tk.lane_id() // 4 + 8 * r, 0] = found[r]
         s.outputs.release(one)
         s.gradients.release(one)
-        s.deltas.acquire_empty(one)
-        if has_diagonal():
-            for n in cutlass.range_constexpr(len(found)):
-                row = first + 8 * n + tk.lane_id() // 4
-                to[row, 0] = found[n]
-                if i * CHUNK + row < g.tokens:
-                    g.delta[t.batch, i * CHUNK + row, t.head] = found[n]
         s.deltas.commit(one)
         one.advance()

@@ -137,7 +137,7 @@ class QueryGradients:
         if tk.warp_id() == 0:
             self.produce(g, s, t)
         else:
-            make_deltas(g, s, t, tk.warp_id() - 1)
+            make_deltas(s, t, tk.warp_id() - 1)
 
     @cute.jit
     def produce(self, g, s, t):

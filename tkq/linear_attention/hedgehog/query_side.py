@@ -101,6 +101,8 @@ class SidePart:
         s.deltas.wait(one)
         for r in cutlass.range_constexpr(2):
             c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
+        if side == 1:
+            tk.store_rows(g.delta[t.batch, None, t.head], c.delta, i * CHUNK, g.tokens)
         tk.mma_wait(0)
         s.deltas.release(one)
         s.states.commit(one)

@@ -16,6 +16,7 @@ from tkq.linear_attention.hedgehog.window_rows import (
     LN2,
     Rows,
     add_products,
+    count_largest,
     exponentials,
     hide_later,
     make_rows,
@@ -56,7 +57,7 @@ class WindowPart:
         factors = g.linear[t.head], g.window[t.head]
         self.ask(g, t, c, 0)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.make_scores(g, s, t, c, tokens, i)
+            self.make_scores(g, s, c, (tokens, i), factors[1] * (g.scale * LN2))
             self.lower_largest(s, c, tokens, factors, g.scale)
             self.put_rows(g, t, c, i)
             tokens.advance()
@@ -67,16 +68,16 @@ class WindowPart:
         tk.load_rows(c.rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
 
     @cute.jit
-    def make_scores(self, g, s, t, c, tokens, i):
+    def make_scores(self, g, s, c, where, scale):
         """ds of both chunks' keys, but for what the largest get less, to shared memory."""
-        before, rows = tk.Ring(tokens.count, s.keys.stages), c.rows
+        (tokens, i), rows = where, c.rows
+        before = tk.Ring(tokens.count, s.keys.stages)
         one, now = tk.Ring(tokens.count, 1), following(before)
         s.queries.wait(tokens)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[before.stage])
         s.gradients.wait(one)
         tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
-        tk.mul(rows.weight, rows.inverse, g.window[t.head] * (g.scale * LN2))
-        for vector in (rows.total, rows.of_do, rows.count):
+        for vector in (rows.total, rows.of_do):
             tk.zero(vector)
         tk.mma_wait(1)
         s.keys.release(before)
@@ -90,7 +91,7 @@ class WindowPart:
         tk.mma_wait(0)
         s.values.release(before)
         s.pairs.acquire_empty(one)
-        self.put_scores(s, c, 1)
+        self.put_scores(s, c, 1, scale)
         s.keys.wait(now)
         s.values.wait(now)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[now.stage])
@@ -102,13 +103,14 @@ class WindowPart:
         s.keys.wait(now)  # they are there: before a branch exponentials stay where they are, while dp is multiplied
         tk.mma_wait(0)
         s.gradients.release(one)
-        self.put_scores(s, c, 0)
+        self.put_scores(s, c, 0, scale)
 
-    def put_scores(self, s, c, n):
-        rows, narrow, inner = c.rows, tk.rt(CHUNK, self.dtype), tk.rv()
+    def put_scores(self, s, c, n, scale):
+        rows, narrow, weight, inner = c.rows, tk.rt(CHUNK, self.dtype), tk.rv(), tk.rv()
         add_products(rows, c.x, c.dp)
-        tk.apply(inner, lambda weight, delta: -weight * delta, rows.weight, rows.delta)
-        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.dp, rows.weight,
+        tk.mul(weight, rows.inverse, scale)
+        tk.apply(inner, lambda weight, delta: -weight * delta, weight, rows.delta)
+        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.dp, weight,
                         inner)
         tk.store(s.ds[n], narrow)
 
@@ -116,8 +118,8 @@ class WindowPart:
     def lower_largest(self, s, c, tokens, factors, scale):
         """ds, once both sides have told less."""
         rows, one, less = c.rows, tk.Ring(tokens.count, 1), tk.rv()
-        for vector in (rows.of_do, rows.count):
-            tk.quad_sum(vector)
+        tk.quad_sum(rows.of_do)
+        count_largest(rows, c.largest)
         s.dys.wait(one)
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r

@@ -24,7 +24,6 @@ class Rows:
     most: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
-    weight: tk.RowVec  # window * inverse
     total: tk.RowVec  # sums of exponentials
     of_do: tk.RowVec  # of exponentials times dp
     less: tk.RowVec
@@ -37,7 +36,7 @@ class Rows:
 
 
 def make_rows() -> Rows:
-    return Rows(*[tk.rv() for _ in range(13)])
+    return Rows(*[tk.rv() for _ in range(12)])
 
 
 @cute.jit
@@ -74,7 +73,6 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
         for j in range(COLUMNS):
             mine = bit_if_equal(mine, j, view[r, j], rows.most.tensor[r])
         count = made_here(Int32(cute.arch.popc(mine)))
-        rows.count.tensor[r] = rows.count.tensor[r] + Float32(count)
         # exponentials, which never have so many, wait for the bits, and take the registers of scores
         most = cutlass.select_(count > COLUMNS, Float32(0.0), rows.most.tensor[r] * scale)
         found = Float32(0.0)
@@ -86,6 +84,14 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
     tk.quad_sum(mine_of)
     tk.add(rows.total, rows.total, mine_of)
     return bits[0] | bits[1] << COLUMNS
+
+
+def count_largest(rows: Rows, largest):
+    """rows.count: how many bits of both, of whole rows."""
+    for r in range(2):
+        mine = [(largest[n] >> COLUMNS * r) & ((1 << COLUMNS) - 1) for n in range(2)]
+        rows.count.tensor[r] = Float32(cute.arch.popc(mine[0] | mine[1] << COLUMNS))
+    tk.quad_sum(rows.count)
 
 
 def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
