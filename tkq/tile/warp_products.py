@@ -25,8 +25,8 @@ def _matrices(address: Int32, transposed: bool, *, loc=None, ip=None):
 @dsl_user_op
 def _mma(a, b, c, kind="f16", *, loc=None, ip=None):
     """16 x 16 times 16 x 8, added to c. kind: the type of a and b, as PTX calls it."""
-    text = (f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, "
-            "{$10, $11, $12, $13};")
+    text = (f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, "
+            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
     args = (*(Int32(x) for x in (*a, *b)), *(Float32(x) for x in c))
     found = ptx_several(args, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", loc, ip, [T.f32()] * 4, pure=True)
     return [Float32(x) for x in found]

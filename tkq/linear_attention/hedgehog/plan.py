@@ -14,7 +14,7 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
 
 def query_plan(spec: GradientSpec) -> QueryConfig:
     """Sums of 64 columns leave registers for the sides."""
-    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((32, 176, 128))
+    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((40, 176, 120))
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many
