@@ -144,7 +144,6 @@ MUTANTS = (
         ("hedgehog_one_of_the_largest_scores", "rest = bits & (bits - 1)", "rest = bits & 0", ALIKE),
         ("hedgehog_largest_scores_of_the_own_chunk_alone", "own, past = largest[0], largest[1]",
          "own, past = largest[0], Int32(0)", ALIKE),
-        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, here, c, i + 1)", "self.ask(g, here, c, i)", GRADIENTS),
         ("hedgehog_rows_of_one_side", "rows.less.tensor[r] = s.less[row, 0] + s.less[row, 1]",
          "rows.less.tensor[r] = s.less[row, 0]", GRADIENTS),
         ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
@@ -153,6 +152,8 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_deltas.py",
         ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
+        ("hedgehog_numbers_of_the_chunk_behind", "at = cutlass.min(i * CHUNK + row, g.tokens - 1)",
+         "at = cutlass.min((i + 1) * CHUNK + row, g.tokens - 1)", GRADIENTS),
         ("hedgehog_delta_of_half_of_the_rows", "first = warp * ROWS + n * BLOCK", "first = warp * ROWS", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_kernel.py",

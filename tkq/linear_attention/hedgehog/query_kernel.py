@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
-from tkq.linear_attention.hedgehog.query_deltas import DELTA_WARPS, make_deltas
+from tkq.linear_attention.hedgehog.query_deltas import DELTA_WARPS, bring_numbers
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
@@ -35,7 +35,7 @@ class QueryGradients:
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
     each chunk takes from shared memory, rounded, dy's part, and of dq and the map's gradient half of D. The third has
     the window, the keys of the chunk before first, as those of the chunk itself come last. delta is the diagonal of
-    O dO', which two warps beside the producer make by small products.
+    O dO', which two warps beside the producer make by small products; they bring rows' other numbers, too.
 
       producer (a warp)   map; O X of a chunk, its features, A B Y, features of the keys before | ..
       deltas (2 warps)    O A' | ..
@@ -116,8 +116,8 @@ class QueryGradients:
             out = al.tile(self.half_tile, 2 * SIDES)
         s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
                    al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
-                   al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
-                   al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
+                   al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES),
+                   al.vector(CHUNK, 3), al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
                    al.pipe(1, x.bytes, all_warps + DELTA_WARPS), al.pipe(1, x.bytes, DELTA_WARPS),
                    al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
@@ -137,7 +137,7 @@ class QueryGradients:
         if tk.warp_id() == 0:
             self.produce(g, s, t)
         else:
-            make_deltas(s, t, tk.warp_id() - 1)
+            bring_numbers(g, s, t, tk.warp_id() - 1)
 
     @cute.jit
     def produce(self, g, s, t):

@@ -8,6 +8,8 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.query_deltas import take
+from tkq.linear_attention.hedgehog.query_tiles import DELTA, INVERSE
 from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
     LEAST_NARROW,
@@ -87,7 +89,6 @@ class SidePart:
         """d = what a chunk has of the state, which is rounded; x: features. dq of the chunk before leaves."""
         (tokens, i), f = where, tk.rt(FEATURES, self.dtype)
         one = tk.Ring(tokens.count, 1)
-        tk.load_rows(c.weight, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
         # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
         tk.mma_wait(0)
         put_state(s, c, side)
@@ -99,10 +100,8 @@ class SidePart:
         tk.load(f, s.of_x[side])
         tk.copy(c.x, f)
         s.deltas.wait(one)
-        for r in cutlass.range_constexpr(2):
-            c.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
-        if side == 1:
-            tk.store_rows(g.delta[t.batch, None, t.head], c.delta, i * CHUNK, g.tokens)
+        take(s, c.delta, DELTA)
+        take(s, c.weight, INVERSE)
         tk.mma_wait(0)
         s.deltas.release(one)
         s.states.commit(one)

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 
+DELTA, INVERSE, MOST = range(3)  # columns of `Shared.numbers`
 
 class Operands(NamedTuple):
     """q, k, v, do, o: (B, S, H, D). q_map: (H, D, 64). q_features, k_features: (B, S, H, 128). inverse, most: (B, S, H)
@@ -73,7 +74,7 @@ class Shared:
     out: tk.SharedTile  # dq, by halves of its columns; of 128 columns in the room of x
     sums: cute.Tensor  # of features, of each side
     less: cute.Tensor  # of each side
-    delta: cute.Tensor
+    numbers: cute.Tensor  # of a chunk's rows
     power: cute.Tensor  # by which float16's dy is too small; of each side
     map_pipe: tk.Pipe
     queries: tk.Pipe

@@ -9,6 +9,8 @@ from cutlass import Float32, Int32, Int64
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.kernel import Task
+from tkq.linear_attention.hedgehog.query_deltas import take
+from tkq.linear_attention.hedgehog.query_tiles import DELTA, INVERSE, MOST
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import (
@@ -55,17 +57,11 @@ class WindowPart:
         s.keys.wait(s.keys.ring())
         s.values.wait(s.values.ring())
         factors = g.linear[t.head], g.window[t.head]
-        self.ask(g, t, c, 0)
         for i in cutlass.range(t.chunks, unroll=1):
             self.make_scores(g, s, c, (tokens, i), factors[1] * (g.scale * LN2))
             self.lower_largest(s, c, tokens, factors, g.scale)
             self.put_rows(g, t, c, i)
             tokens.advance()
-
-    def ask(self, g, t, c, i):
-        """Rows' numbers of a chunk, which come while others are worked on."""
-        tk.load_rows(c.rows.most, g.most[t.batch, None, t.head], i * CHUNK, g.tokens)
-        tk.load_rows(c.rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
 
     @cute.jit
     def make_scores(self, g, s, c, where, scale):
@@ -79,15 +75,16 @@ class WindowPart:
         tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
         for vector in (rows.total, rows.of_do):
             tk.zero(vector)
+        s.deltas.wait(one)
+        for vector, which in ((rows.most, MOST), (rows.inverse, INVERSE), (rows.delta, DELTA)):
+            take(s, vector, which)
+        s.deltas.release(one)
         tk.mma_wait(1)
         s.keys.release(before)
-        if i == 0:
-            tk.neg_infty(c.x)
-        c.largest[1] = exponentials(c.x, rows, g.scale)
-        s.deltas.wait(one)
-        for r in cutlass.range_constexpr(2):
-            rows.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
-        s.deltas.release(one)
+        first = tk.rv()  # before the first chunk there are no keys: scores of 0 are not the largest, and weigh nothing
+        tk.apply(first, lambda most: cutlass.select_(i == 0, Float32.inf, most), rows.most)
+        c.largest[1] = exponentials(c.x, rows, first, g.scale)
+        s.queries.wait(tokens)  # once more: before a branch exponentials stay where they are, while dp is multiplied
         tk.mma_wait(0)
         s.values.release(before)
         s.pairs.acquire_empty(one)
@@ -99,8 +96,8 @@ class WindowPart:
         tk.mma_wait(1)
         s.queries.release(tokens)
         hide_later(c.x)
-        c.largest[0] = exponentials(c.x, rows, g.scale)
-        s.keys.wait(now)  # they are there: before a branch exponentials stay where they are, while dp is multiplied
+        c.largest[0] = exponentials(c.x, rows, rows.most, g.scale)
+        s.keys.wait(now)  # likewise
         tk.mma_wait(0)
         s.gradients.release(one)
         self.put_scores(s, c, 0, scale)
@@ -150,9 +147,8 @@ class WindowPart:
             past = cutlass.select_(of_own, past, rest)
 
     def put_rows(self, g, t, c, i):
-        """Rows' numbers to global memory, and the next chunk's from it."""
+        """Rows' numbers to global memory."""
         rows, here = c.rows, anew(t)
         for n, x in enumerate((rows.of_linear, rows.of_window)):
             tk.store_rows(g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens)
         tk.store_rows(g.share[here.batch, None, here.head], rows.share, i * CHUNK, g.tokens)
-        self.ask(g, here, c, i + 1)

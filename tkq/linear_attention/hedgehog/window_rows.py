@@ -61,7 +61,7 @@ def _hide_later(x, warp):
                 view[r, j] = -Float32.inf
 
 
-def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
+def exponentials(x: tk.RegTile, rows: Rows, most: tk.RowVec, scale) -> Int32:
     """Scores become exponentials, as the forward has them, and add to their rows' sums; a bit for each that is the
     largest of its row: 16 times the row, and the column.
 
@@ -71,13 +71,13 @@ def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
     for r in range(2):
         mine = Int32(0)
         for j in range(COLUMNS):
-            mine = bit_if_equal(mine, j, view[r, j], rows.most.tensor[r])
+            mine = bit_if_equal(mine, j, view[r, j], most.tensor[r])
         count = made_here(Int32(cute.arch.popc(mine)))
         # exponentials, which never have so many, wait for the bits, and take the registers of scores
-        most = cutlass.select_(count > COLUMNS, Float32(0.0), rows.most.tensor[r] * scale)
+        less = cutlass.select_(count > COLUMNS, Float32(0.0), most.tensor[r] * scale)
         found = Float32(0.0)
         for j in range(COLUMNS):
-            view[r, j] = made_here(cute.math.exp2(view[r, j] * scale - most, fastmath=True))
+            view[r, j] = made_here(cute.math.exp2(view[r, j] * scale - less, fastmath=True))
             found = found + view[r, j]
         mine_of.tensor[r] = found
         bits.append(mine)
