@@ -117,9 +117,10 @@ class QueryGradients:
         s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
                    al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
                    al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES),
-                   al.vector(CHUNK, 3), al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, all_warps + DELTA_WARPS), al.pipe(1, x.bytes, DELTA_WARPS),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
+                   al.vector(CHUNK, 3), al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, x.bytes, all_warps + DELTA_WARPS),
+                   al.pipe(1, x.bytes, DELTA_WARPS), al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, all_warps, producers=DELTA_WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
                    al.pipe(1, 0, SIDE_WARPS, producers=WARPS))
