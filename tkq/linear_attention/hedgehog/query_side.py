@@ -155,7 +155,10 @@ class SidePart:
         s.queries.wait(tokens)
         s.dys.wait(tk.Ring(tokens.count, 1))
         for n in range(SIDES):
-            tk.mma_AtB(c.dmap, s.dy[n], s.x[tokens.stage], b_part=side)
+            if const_expr(self.spec.head_dim == 2 * CHUNK):  # a tile of its own, which this side alone writes dq over
+                tk.mma_AtB(c.dmap, s.dy[n], self.half(s, side, tokens))
+            else:
+                tk.mma_AtB(c.dmap, s.dy[n], s.x[tokens.stage], b_part=side)
         tk.mm_ABt(c.dq, s.dy[0], s.x_map[0], b_part=side)
         tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)
         if const_expr(self.spec.dtype != "bf16"):
@@ -194,7 +197,7 @@ class SidePart:
         tk.store(self.half(s, side, tokens), c.dq)
 
     def half(self, s, side, tokens):
-        """Where half of dq lies."""
+        """Where half of dq lies; of 128 columns half of its queries until then."""
         return s.out[SIDES * tokens.stage + side]
 
     @cute.jit
