@@ -26,11 +26,17 @@ def window_gradients(given, dq, dk, dv):
     return torch.stack((of_linear, of_window))
 
 
+def features(given):
+    """As `launch.features`, those of keys' last chunk, too, which no query has before its window."""
+    pairs = (given.q, given.q_map), (given.k, given.k_map)
+    return tuple(reference.features(*map(_upcast, pair)).to(given.q.dtype) for pair in pairs)
+
+
 def query_gradients(given):
     """As `launch.query_gradients`."""
-    q, k, v, do, o, q_map, k_map, inverse, _, largest, linear, window = given
+    q, k, v, do, o, q_map, of_q, of_k, inverse, _, largest, linear, window = given
     delta = (_upcast(do) * _upcast(o)).sum(-1)
-    of = _Behind(q, k, do, v, q_map, k_map, inverse, delta, largest, linear)
+    of = _Behind(q, do, v, q_map, of_q, of_k, inverse, delta, largest, linear)
     before, less, dq_map = _queries_before(of)
     near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
     numbers = (_upcast(x) for x in (inverse, delta, less, linear, window))
@@ -41,8 +47,8 @@ def query_gradients(given):
 
 def key_gradients(given):
     """As `launch.key_gradients`."""
-    k, q, v, do, k_map, q_map, inverse, _, delta, share, largest, linear, window = given
-    dk, dv, dk_map = _keys_behind(_Behind(k, q, v, do, k_map, q_map, inverse, delta, largest, linear))
+    k, q, v, do, k_map, of_k, of_q, inverse, _, delta, share, largest, linear, window = given
+    dk, dv, dk_map = _keys_behind(_Behind(k, v, do, k_map, of_k, of_q, inverse, delta, largest, linear))
     near = reference._Window(*(_upcast(x) for x in (q, k, v, do)))
     of_most = share * near.tokenwise(near.most.sum(-1, keepdim=True))[..., 0]
     weight = _upcast(inverse) * _upcast(window)
@@ -51,14 +57,15 @@ def key_gradients(given):
 
 
 class _Behind(NamedTuple):
-    """What is before the window, or behind it, is made of. x: queries, a: do; of keys: keys, a: v."""
+    """What is before the window, or behind it, is made of. x: queries, a: do; of keys: keys, a: v. of_x, of_y:
+    features."""
 
     x: Tensor
-    y: Tensor
     a: Tensor
     b: Tensor
     x_map: Tensor
-    y_map: Tensor
+    of_x: Tensor
+    of_y: Tensor
     inverse: Tensor
     delta: Tensor
     largest: Tensor
@@ -69,7 +76,7 @@ def _queries_before(given):
     """(dq, wide, less, dq_map) of what lies before the window. x: queries, a: do."""
     weight, power = _weights(given)
     dq, less = torch.empty_like(_upcast(given.x)), torch.zeros_like(_upcast(given.delta))
-    others = _features(given.y, given.y_map)
+    others = _upcast(given.of_y)
     state = sums = 0.0
     maps = []
     for at, before in _walk(dq.shape[1], False):
@@ -77,7 +84,7 @@ def _queries_before(given):
             state, sums = _take_up(given, state, sums, others, before, None)
         df, f, dy_of = _found(given, at, state)
         df = df - given.delta[:, at, :, None] * sums
-        less[:, at] = (f.clamp(min=reference.LEAST) * df).sum(-1)
+        less[:, at] = (f * df).sum(-1)
         dy = [_narrow(part * (weight / power)[:, at, :, None], given.x.dtype) for part in dy_of(df)]
         maps.append(_put(given, at, sum(dy), power, dq))
     return dq, less, sum(maps)
@@ -87,7 +94,7 @@ def _keys_behind(given):
     """(dk, dv, wide, dk_map) of what lies behind the window. x: keys, a: v."""
     weight, power = _weights(given)
     dk, dv = torch.empty_like(_upcast(given.x)), torch.zeros_like(_upcast(given.a))
-    others = _features(given.y, given.y_map) * (weight / power)[..., None]
+    others = _upcast(given.of_y) * (weight / power)[..., None]
     state = sums = 0.0
     maps = []
     for at, before in _walk(dk.shape[1], True):
@@ -95,7 +102,6 @@ def _keys_behind(given):
             state, sums = _take_up(given, state, sums, others, before, given.delta)
         df, f, dy_of = _found(given, at, state)
         if not isinstance(state, float):
-            f = _narrow(f.clamp(min=reference.LEAST), given.x.dtype)
             found = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
             dv[:, at] = found
         maps.append(_put(given, at, sum(_narrow(dy, given.x.dtype) for dy in dy_of(df - sums)), power, dk))
@@ -119,15 +125,6 @@ def _weights(given):
     return weight, torch.ldexp(torch.ones_like(largest), exponent - 1)[:, None]
 
 
-def _softmaxes(x, weight):
-    y = torch.einsum("bshd,hdf->bshf", _upcast(x), _upcast(weight))
-    return torch.cat((y.softmax(-1), (-y).softmax(-1)), -1)
-
-
-def _features(x, weight):
-    return _softmaxes(x, weight).clamp(min=reference.LEAST)
-
-
 def _take_up(given, state, sums, others, at, delta):
     f, b = others[:, at], _upcast(given.b)[:, at]
     state = state + torch.einsum("bshf,bshv->bhfv", _narrow(f, given.x.dtype), b)
@@ -136,14 +133,15 @@ def _take_up(given, state, sums, others, at, delta):
 
 
 def _found(given, at, state):
-    """(S a, the softmaxes of x, from features' gradients to y's, of y and of -y), of a chunk."""
-    f = _softmaxes(given.x[:, at], given.x_map)
-    a = _upcast(given.a)[:, at]
+    """(S a, the features of x, from their gradients to y's, of y and of -y), of a chunk. Features at their least have
+    no part in the softmaxes that these are."""
+    f, a = (_upcast(x)[:, at] for x in (given.of_x, given.a))
     df = 0 * f if isinstance(state, float) else torch.einsum("bshv,bhfv->bshf", a, _narrow(state, given.x.dtype))
 
     def dy_of(df):
-        df = df.where(f >= reference.LEAST, 0.0)
-        y, minus_y = (p * (d - (p * d).sum(-1, keepdim=True)) for p, d in zip(f.chunk(2, -1), df.chunk(2, -1)))
+        least = torch.tensor(reference.LEAST, dtype=torch.float64).to(given.of_x.dtype).item()
+        p = f.where(f > least, 0.0)
+        y, minus_y = (p * (d - (p * d).sum(-1, keepdim=True)) for p, d in zip(p.chunk(2, -1), df.chunk(2, -1)))
         return y, -minus_y
 
     return df, f, dy_of
@@ -155,5 +153,5 @@ def _put(given, at, dy, power, dx):
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 
-ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients,
+ALL = dict(window_gradients=window_gradients, features=features, query_gradients=query_gradients,
            key_gradients=key_gradients)

@@ -10,9 +10,12 @@ NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradie
 BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
-PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, STORED_FEATURES = (
-    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "stores"))
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES, ROLES_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads", "roles"))
 ALIKE = (f"{TESTS}test_gradients_of_scores_that_are_alike",)
+LEAST_GRADIENTS = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
+NOT_WRITTEN = (f"{TESTS}test_the_gradient_of_keys_alone",)  # with features in memory that has NaN
+KEPT = (f"{TESTS}test_features_that_are_kept[1100-128]",)
 FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
 SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
@@ -23,6 +26,11 @@ KEYS = "tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acqu
 # Keys behind queries and values, for which a fault is not to wait in their place.
 KEYS_LAST = ((KERNEL, KEYS, "pass"), (KERNEL, "tokens.advance()\nkeys.advance()",
                                       f"tokens.advance()\n{KEYS}\nkeys.advance()"))
+# Outputs behind their gradients, likewise.
+QUERY_KERNEL = "tkq/linear_attention/hedgehog/query_kernel.py"
+OUTPUTS = "tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))"
+OUTPUTS_LAST = ((QUERY_KERNEL, OUTPUTS, "pass"), (QUERY_KERNEL, "self.load(g.b, s.b, s.values, values, t, i)",
+                                                  f"self.load(g.b, s.b, s.values, values, t, i)\n{OUTPUTS}"))
 VALUES = """
             tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])  # the rounded state has left its registers
             tk.mul(c.o, c.o, linear)
@@ -52,6 +60,9 @@ MUTANTS = (
          "if tk.lane_id() % 4 == 0:", LONG),
         ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
         ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
+        ("hedgehog_kept_features_of_the_own_chunk",
+         "tk.store_async(g.k_features, of_keys[part], (t.batch, t.head, i - 1, part))",
+         "tk.store_async(g.k_features, of_keys[part], (t.batch, t.head, i, part))", KEPT),
         ("hedgehog_no_wait_for_tokens", """
             s.tokens.wait(tokens)
             s.keys.wait(keys)
@@ -108,48 +119,77 @@ MUTANTS = (
          "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", NARROW)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/sides.py",
-        ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
-         "for warp in cutlass.range_constexpr(1):", GRADIENTS)),
+        ("hedgehog_sums_of_one_warps_columns", "for warp in cutlass.range_constexpr(WARPS):",
+         "for warp in cutlass.range_constexpr(1):", GRADIENTS),
+        ("hedgehog_features_at_their_least_are_softmaxes",
+         'LEAST_NARROW = {"bf16": 134 * 2.0**-27, "fp16": 17 * 2.0**-24}  # 1e-6, rounded: features at their least',
+         'LEAST_NARROW = {"bf16": 0.5, "fp16": 0.5}',
+         LEAST_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_side.py",
         ("hedgehog_values_of_the_own_chunk_taken_up", "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[before.stage])",
          "tk.mma_AtB(c.sum, features_of_y(s, side), s.b[following(before).stage])", GRADIENTS),
-        ("hedgehog_map_gradient_of_one_side", "tk.mma_AtB(c.dmap, s.dy[1], s.x[tokens.stage], b_part=side)", "",
+        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage], b_part=side)", "",
          GRADIENTS),
-        ("hedgehog_no_wait_for_dy", "s.dys.wait(one)", "", PRESSED_FEATURES),
-        ("hedgehog_no_wait_for_the_chunk_before", "s.keys.wait(before)", "", LOADED_FEATURES),
-        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", READ_FEATURES),
-        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES)),
+        ("hedgehog_queries_of_one_side", "tk.mma_ABt(c.dq, s.dy[1], s.x_map[0], b_part=side)", "", GRADIENTS),
+        ("hedgehog_map_gradient_of_one_side", "for n in range(SIDES):", "for n in range(1):", GRADIENTS),
+        ("hedgehog_no_wait_for_features_of_keys", "s.y_features.wait(tk.Ring(tokens.count, 1))", "", LOADED_FEATURES),
+        ("hedgehog_no_wait_for_a_sides_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(tk.Ring(tokens.count, 1))", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_ds", "s.pairs.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_window.py",
-        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds, c.largest, rows.found)", "pass", ALIKE),
+        ("hedgehog_queries_without_the_largest_scores_part", "self.lower(s.ds, c.largest, less)", "pass", ALIKE),
         ("hedgehog_one_of_the_largest_scores", "rest = bits & (bits - 1)", "rest = bits & 0", ALIKE),
         ("hedgehog_largest_scores_of_the_own_chunk_alone", "own, past = largest[0], largest[1]",
          "own, past = largest[0], Int32(0)", ALIKE),
-        ("hedgehog_queries_without_the_chunk_before", "tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])", "", GRADIENTS),
-        ("hedgehog_numbers_of_the_chunk_itself", "self.ask(g, here, c, i + 1)", "self.ask(g, here, c, i)", GRADIENTS),
-        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", PRESSED_FEATURES),
-        ("hedgehog_dq_written_over", "s.outs.acquire_empty(one)  # dq of the chunk before has left the room of ds", "",
-         STORED_FEATURES)),
+        ("hedgehog_rows_of_one_side", "rows.less.tensor[r] = s.less[row, 0] + s.less[row, 1]",
+         "rows.less.tensor[r] = s.less[row, 0]", GRADIENTS),
+        ("hedgehog_no_wait_for_delta", "s.deltas.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_no_wait_for_less", "s.dys.wait(one)", "", ROLES_FEATURES),
+        ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", ROLES_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_deltas.py",
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
+        ("hedgehog_numbers_of_the_chunk_behind", "at = cutlass.min(i * CHUNK + row, g.tokens - 1)",
+         "at = cutlass.min((i + 1) * CHUNK + row, g.tokens - 1)", GRADIENTS),
+        ("hedgehog_delta_of_half_of_the_rows", "first = warp * ROWS + n * BLOCK", "first = warp * ROWS", GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
+        ("hedgehog_features_over_a_state", "s.states.wait(one)", "", READ_FEATURES),
+        ("hedgehog_features_of_the_own_chunk_taken_up", "cutlass.select_(i > 0, i - 1, t.chunks))", "i)",
+         GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_rows.py",
         ("hedgehog_a_later_key", "edge = 2 * warp + r  # which eight columns the row's own is one of",
          "edge = 2 * warp + r + 1", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/key_side.py",
-        ("hedgehog_values_without_the_chunk_behind", "tk.mma_AtB(c.dv, s.p[1], s.b[behind.stage], b_part=side)", "",
-         GRADIENTS),
-        ("hedgehog_values_of_one_side", "tk.mma_AB(c.dv, s.dy[1], s.state[1], b_part=side)", "", GRADIENTS),
-        ("hedgehog_no_wait_for_weights_of_keys", "s.pairs.wait(one)", "", PRESSED_FEATURES),
-        ("hedgehog_dy_over_features_that_are_read",
-         "tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # they have been read", "", PRESSED_FEATURES)),
-    *family(
-        "linear", "tkq/linear_attention/hedgehog/key_window.py",
         ("hedgehog_keys_without_the_largest_scores_part",
-         "less = cutlass.select_(score == most, share, Float32(0.0))", "less = Float32(0.0)", ALIKE),
-        ("hedgehog_gradients_without_the_power", "tk.mul(c.dk, c.dk, near_power(self.spec, g, t)[1])", "pass", FLOAT16),
-        ("hedgehog_numbers_of_the_queries_behind", "self.take(g, t, c, visited(t, i))", "", GRADIENTS),
-        ("hedgehog_weights_of_keys_written_over", "s.pairs.acquire_empty(one)", "", READ_FEATURES)),
+         "taken = cutlass.select_(score == most, share, Float32(0.0))", "taken = Float32(0.0)", ALIKE),
+        ("hedgehog_numbers_of_the_queries_behind", "chunk = visited(t, i) + side", "chunk = visited(t, i) + 1",
+         GRADIENTS),
+        ("hedgehog_weights_of_the_own_chunk_taken_up", """
+            if side == 0:
+                self.put_numbers(numbers, c, side)
+         """, "", GRADIENTS),
+        # not the wait for P's room: that for dy's, before it, has all but the store of dv, which was begun long before
+        ("hedgehog_dy_of_keys_written_over", "s.dys.acquire_empty(one)", "", ROLES_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/key_kernel.py",
+        ("hedgehog_features_over_a_state_of_keys", "s.read.wait(one)", "", READ_FEATURES),
+        ("hedgehog_features_of_the_last_chunk", "cutlass.select_(i > 0, chunk, t.chunks))", "chunk)",
+         NOT_WRITTEN)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/key_rows.py",
+        ("hedgehog_values_without_the_chunk_behind", "tk.mma_AtB(c.d, s.p[1], s.b[behind.stage])", "", GRADIENTS),
+        ("hedgehog_values_of_one_side", "tk.mma_AB(c.d, s.of_x[1], s.state[1])", "", GRADIENTS),
+        ("hedgehog_no_wait_for_weights_of_keys", "s.pairs.wait(one)", "", PRESSED_FEATURES),
+        ("hedgehog_gradients_without_the_power", """
+            tk.mma_wait(0)
+            tk.mul(c.d, c.d, power)
+         """, "tk.mma_wait(0)", FLOAT16)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

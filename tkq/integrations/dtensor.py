@@ -155,16 +155,16 @@ def _with_checkpoints(rule):
 
 def _hedgehog(g):
     """Sequences are apart, and so are heads, each of which has maps and factors of its own."""
-    yield (S(0),) * 3, dict.fromkeys(("q", "k", "v"), S(0))
+    yield (S(0),) * 5, dict.fromkeys(("q", "k", "v"), S(0))
     if g.q.shape[2] % g.q.mesh.size() == 0:
-        yield (S(2),) * 3, dict(dict.fromkeys(("q", "k", "v"), S(2)), **_OF_HEADS)
+        yield (S(2),) * 5, dict(dict.fromkeys(("q", "k", "v"), S(2)), **_OF_HEADS)
 
 
 def _hedgehog_backward(g):
     def where(of_tokens, of_heads):
         return tuple(p if need else R for need, p in zip(g.needs, (of_tokens,) * 3 + (of_heads,) * 4))
 
-    tokens = "do", "o", "inverse", "most", "q", "k", "v"
+    tokens = "do", "o", "inverse", "most", "q_features", "k_features", "q", "k", "v"
     yield where(S(0), P), dict.fromkeys(tokens, S(0))
     if g.q.shape[2] % g.q.mesh.size() == 0:
         yield where(S(2), S(0)), dict(dict.fromkeys(tokens, S(2)), **_OF_HEADS)

@@ -1,6 +1,8 @@
-"""Products with a matrix of 16 x 16 blocks along the diagonal, all of them the same: each warp multiplies its own 16
-rows, by mma.sync, and waits for no other. A product by wgmma multiplies zeros three times out of four."""
-from cutlass import Float16, Float32, Int32
+"""Products by mma.sync, of which each warp has its own 16 rows and waits for no other: with a matrix of 16 x 16 blocks
+along the diagonal, all of them the same, where a product by wgmma multiplies zeros three times out of four; and the
+diagonal of a product alone, of which wgmma would make all."""
+import cutlass
+from cutlass import BFloat16, Float16, Float32, Int32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import ptx_several
@@ -21,10 +23,10 @@ def _matrices(address: Int32, transposed: bool, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def _mma(a, b, c, *, loc=None, ip=None):
-    """16 x 16 times 16 x 8, added to c."""
-    text = ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
-            "{$10, $11, $12, $13};")
+def _mma(a, b, c, kind="f16", *, loc=None, ip=None):
+    """16 x 16 times 16 x 8, added to c. kind: the type of a and b, as PTX calls it."""
+    text = (f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{$0, $1, $2, $3}}, "
+            "{$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};")
     args = (*(Int32(x) for x in (*a, *b)), *(Float32(x) for x in c))
     found = ptx_several(args, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", loc, ip, [T.f32()] * 4, pure=True)
     return [Float32(x) for x in found]
@@ -71,3 +73,29 @@ def diagonal_mm(products, tile: SharedTile):
                 found = _mma(block, words[2 * n:2 * n + 2], c)
                 for i, x in zip(at, found, strict=True):
                     d.tensor[i] = x
+
+
+def diagonal_ABt(a: SharedTile, b: SharedTile, first):
+    """The dot products of 16 rows of a with those of b, from ``first`` on, a multiple of 8: of the rows lane / 4 and 8
+    behind it, in the lanes that `has_diagonal` says. a, b: bf16 or fp16, K of 64 or a multiple. A warp together."""
+    for tile in (a, b):
+        if not isinstance(tile, SharedTile) or tile.stage is None or tile.type.swizzle != ROW_BYTES or (
+                tile.type != a.type or tile.type.dtype not in (BFloat16, Float16)):
+            raise TypeError(f"diagonal_ABt: a is {a}, b is {b}, allowed are two alike of bf16 or fp16, swizzled by 128 "
+                            "bytes")
+    kind, lane = "bf16" if a.type.dtype is BFloat16 else "f16", lane_id()
+    row = first + lane // 8 % 2 * 8 + lane % 8
+    at = row * ROW_BYTES + (lane // 16 ^ (row & 7)) * CHUNK
+    of_a, of_b = (tile.tensor.iterator.toint() for tile in (a, b))
+    upper, lower = ([Float32(0.0)] * 4 for _ in range(2))
+    for k in range(0, a.type.cols, 16):
+        here = (at ^ k % 64 * 2) + k // 64 * a.type.rows * ROW_BYTES
+        x, y = _matrices(of_a + here, False), _matrices(of_b + here, False)
+        upper, lower = _mma(x, (y[0], y[2]), upper, kind), _mma(x, (y[1], y[3]), lower, kind)
+    odd = lane // 4 % 2 == 1
+    return cutlass.select_(odd, upper[1], upper[0]), cutlass.select_(odd, lower[3], lower[2])
+
+
+def has_diagonal():
+    """Is this a lane that `diagonal_ABt` gives numbers?"""
+    return lane_id() % 4 == lane_id() // 8

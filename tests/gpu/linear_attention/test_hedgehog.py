@@ -184,7 +184,8 @@ def _as_launched(do, leaves):
     try:
         with torch.no_grad():
             o, inverse = reference.outputs(*leaves)
-            saved = by_launches.Saved(o.to(do.dtype), inverse, reference.largest_scores(*leaves[:2]), *leaves)
+            of_tokens = o.to(do.dtype), inverse, reference.largest_scores(*leaves[:2])
+            saved = by_launches.Saved(*of_tokens, o.new_empty(0), o.new_empty(0), *leaves)  # makes features anew
             return by_launches.backward(do, saved)
     finally:
         for name, function in ours.items():
@@ -232,12 +233,28 @@ def test_gradients(S):
 
 
 def test_the_gradient_of_keys_alone():
-    """Is the same as with those of others."""
+    """Is the same as with those of others, and with features that were not kept."""
     given = make(1, 200, 2, 128)
-    *found, _ = start(Forward(*given))
-    do, saved = torch.randn_like(found[0]), by_launches.Saved(*found, *given)
-    alone = by_launches.backward(do, saved, tuple(i == 1 for i in range(7))).k
+    with poisoned():
+        made, _ = start(Forward(*given), True)
+    do, saved = torch.randn_like(made.o), by_launches.Saved(*made, *given)
+    anew = saved._replace(q_features=made.o.new_empty(0), k_features=made.o.new_empty(0))
+    alone = by_launches.backward(do, anew, tuple(i == 1 for i in range(7))).k
     assert torch.equal(alone, by_launches.backward(do, saved).k)
+
+
+@pytest.mark.parametrize("S, D", [(65, 128), (1100, 128), (333, 64)])
+def test_features_that_are_kept(S, D):
+    """By one launch and by segments; of keys those of all chunks but the last, behind which nothing is written."""
+    given = make(1, S, 2, D)
+    with poisoned():
+        made, _ = start(Forward(*given), True)
+    last = (S - 1) // 64 * 64
+    q, k, _, q_map, k_map, *_ = given
+    for x, w, found in ((q, q_map, made.q_features), (k[:, :last], k_map, made.k_features[:, :last])):
+        want, narrow = reference.features(x.double(), w.double()), reference.features(x.float(), w.float()).to(x.dtype)
+        assert_2x(found, want, narrow, ulps=2, what="features")
+    assert made.k_features[:, last:].isnan().all()
 
 
 def test_gradients_of_scores_that_are_alike():

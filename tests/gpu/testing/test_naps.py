@@ -23,12 +23,12 @@ LOADED = (
     "delta_blocks", "split", "channels", "channels_delta", "hedgehog", "hedgehog_segments", "hedgehog_window",
     "hedgehog_features", "ssd", "based", "norm_backward", "norm_backward_warps", "norm_quantised", "fft_passes",
     "split_fft_passes", "fft_heads", "mla", "mla_float8")
-STORED = ("backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once", "backward_ordered",
-          "hedgehog_features")
+STORED = ("backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once", "backward_ordered")
 CLUSTER = "attention_cluster", "attention_wide_cluster"
 FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",
-         "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless", "fft_heads")
+         "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless", "fft_heads",
+         "hedgehog_features")
 STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
 # One of most families, and of each kind but `firsts`. All others run with --slow alone, some under mutants.
 # Of scan and decode no mutant needs a delay: their races would be found here alone.

@@ -10,7 +10,8 @@ from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
-SPILLED = 64  # loads and stores of the windows of gradients, outside of their products
+SPILLED = 24  # loads and stores of the sides of keys' gradients, outside of their products
+SPILLED_OF_QUERIES = 56  # likewise of queries, addresses of the window's for the most part
 
 
 def shipped() -> list:
@@ -22,6 +23,9 @@ def shipped() -> list:
         for part in PARTS[1:]:
             segment = replace(spec, part=part)
             found.append(Shipped(f"hedgehog_{part}{end}", recipe(segment), expectation(segment)))
+        for part in (None, "outputs"):
+            kept, name = replace(spec, part=part, keeps=True), "hedgehog_outputs" if part else "hedgehog"
+            found.append(Shipped(f"{name}{end}-kept", recipe(kept), expectation(kept)))
         window = WindowSpec("bf16", D)
         found.append(Shipped(f"hedgehog_window_gradients-bf16-d{D}", window_recipe(window), of_window(window)))
         gradients = GradientSpec("bf16", D)
@@ -32,13 +36,15 @@ def shipped() -> list:
 
 def expectation(spec: HedgehogSpec) -> Expectation:
     """Products of two chunks' scores, two maps, ones; of the state, weights of two chunks, what it takes up. Their
-    waits are few: none serialises them. "states": a map, ones, what the state takes up."""
+    waits are few: none serialises them. "states": a map, ones, what the state takes up. Where "outputs" keeps features,
+    a thread of the weights has two numbers in local memory."""
     few, some, many = plan(spec).registers
     tokens, features = 64 // 16, spec.features // 16
     products = 4 * (spec.head_dim // 16) + 2 * tokens + 2 * features + 4 * tokens
     if spec.part == "states":
         products = spec.head_dim // 16 + 4 * tokens
     return Expectation(tensor=products, instructions=LOADS[::2] if spec.part == "states" else LOADS,
+                       local_memory=8 * (spec.keeps and spec.part == "outputs"),
                        roles=((few, 1), (some, 1), (many, plan(spec).groups)))
 
 
@@ -50,19 +56,18 @@ def of_window(spec: WindowSpec) -> Expectation:
 
 
 def of_queries(spec: GradientSpec) -> Expectation:
-    """A side's: y, twice, delta, the state's part, features of keys; the map's gradient, of both dy; what the state
-    takes up. The window's: scores and dp of two chunks; dq, of both dy and of two chunks' keys."""
+    """A side's: the state's part; what the state takes up, and sums; the map's gradient and dq, of both dy, and
+    dq of two chunks' keys. The window's: scores and dp of two chunks."""
     few, many, some = query_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=5 * columns + 3 * tokens + 4 * columns + 4 * tokens, instructions=LOADS,
-                       local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
+    return Expectation(tensor=columns + 8 * tokens + 4 * columns, instructions=LOADS,
+                       local_memory=SPILLED_OF_QUERIES * (spec.head_dim == 128), roles=((few, 1), (many, 2), (some, 1)))
 
 
 def of_keys(spec: GradientSpec) -> Expectation:
-    """A side's: y, twice, the state's part, features of queries; dv, of both sides' features and of two chunks'
-    weights; what the state takes up. The window's: scores and dp of two chunks; dk, of both dy and of two chunks'
-    queries; the map's gradient, of both dy."""
+    """A side's: the state's part, scores, dp; what the state takes up. Of rows: dv, of both sides' features and of two
+    chunks' weights; dk, of both dy and of two chunks' queries; the map's gradient, of both dy."""
     few, some, many = KeyConfig().registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
-    return Expectation(tensor=4 * columns + 5 * tokens + 4 * columns + 6 * tokens, instructions=LOADS,
+    return Expectation(tensor=3 * columns + 11 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

@@ -24,13 +24,13 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """registers: of a thread of producer and sender, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of producer and deltas, of the sides' warpgroups and of the window's."""
 
-    registers: tuple = (24, 192, 104)
+    registers: tuple = (32, 192, 96)
 
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """registers: of a thread of the producer, of the sides' warpgroups and of the window's."""
+    """registers: of a thread of the producer, of the sides' warpgroups and of that of rows."""
 
     registers: tuple = (24, 160, 168)

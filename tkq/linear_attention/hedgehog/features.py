@@ -19,20 +19,14 @@ def make_features(w, y: tk.RegTile, tiles, sums=None):
         tk.store(tiles[part], w.e)
 
 
-def softmax(e: tk.RegTile, row: tk.RowVec, y: tk.RegTile, sign):
-    """e = softmax of sign * y along rows. e may be y. row: is written over. sign: 1.0, -1.0, or either at run time."""
-    if isinstance(sign, float):
-        _extreme(row, y, cute.arch.fmax if sign > 0 else cute.arch.fmin)
-        scale = sign * tk.LOG2E
-        tk.mul(row, row, -scale)
-        for i in range(cute.size(y.tensor)):
-            less = cute.math.fma(y.tensor[i], Float32(scale), row.tensor[i // 2 % 2])
-            e.tensor[i] = cute.math.exp2(less, fastmath=True)
-    else:
-        tk.mul(e, y, sign * tk.LOG2E)
-        tk.row_max(row, e)
-        tk.sub_row(e, e, row)
-        tk.exp2(e, e)
+def softmax(e: tk.RegTile, row: tk.RowVec, y: tk.RegTile, sign: float):
+    """e = softmax of sign * y along rows. e may be y. row: is written over. sign: 1.0 or -1.0."""
+    _extreme(row, y, cute.arch.fmax if sign > 0 else cute.arch.fmin)
+    scale = sign * tk.LOG2E
+    tk.mul(row, row, -scale)
+    for i in range(cute.size(y.tensor)):
+        less = cute.math.fma(y.tensor[i], Float32(scale), row.tensor[i // 2 % 2])
+        e.tensor[i] = cute.math.exp2(less, fastmath=True)
     tk.row_sum(row, e)
     tk.apply(row, cute.arch.rcp_approx, row)
     tk.mul_row(e, e, row)

@@ -25,7 +25,8 @@ class Operands(NamedTuple):
     """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse, most: (B, S, H)
     fp32, of each token 1 over its denominator, and the largest of its scores: what gradients begin with. Of segments,
     or None: states: (blocks, B, H, groups, F, 128) fp32, as the threads of a group hold them; sums: of features,
-    (blocks, B, H, 2 F) fp32."""
+    (blocks, B, H, 2 F) fp32. Where features are kept, or None: q_features, k_features: (B, S, H, 2 F), rounded as they
+    are multiplied; keys' last chunk, which no query has before its window, is not written."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -39,6 +40,8 @@ class Operands(NamedTuple):
     most: cute.Tensor
     states: Optional[cute.Tensor]
     sums: Optional[cute.Tensor]
+    q_features: Optional[cute.Tensor]
+    k_features: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Globals:
     most: cute.Tensor
     states: Optional[cute.Tensor]
     sums: Optional[cute.Tensor]
+    q_features: Optional[tk.gl]
+    k_features: Optional[tk.gl]
     scale: Float32
     tokens: Int32
     each: Int32  # chunks of a block
@@ -158,7 +163,8 @@ class HedgehogAttention:
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
         inverse, most = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(2)]
         of_segments = self.segments.fake_arguments(B, H, self.config.groups)
-        return tokens[0], (*tokens[1:], *maps, *factors, inverse, most, *of_segments), Float32(1.0), 1, 1, 1
+        kept = [operand(B, S, H, 2 * spec.features) if spec.keeps else None for _ in range(2)]
+        return tokens[0], (*tokens[1:], *maps, *factors, inverse, most, *of_segments, *kept), Float32(1.0), 1, 1, 1
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, blocks: Int32, each: Int32, finer: Int32,
@@ -169,9 +175,13 @@ class HedgehogAttention:
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
+        kept = [None, None]
+        if const_expr(self.spec.keeps):
+            kept = [tk.gl.store(cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])), self.f_tile)
+                    for x in operands[12:]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
-                    Int32(q.shape[0]), each, finer)
+                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:12], *kept,
+                    scale, Int32(q.shape[0]), each, finer)
         self.kernel(g).launch(
             grid=[o.shape[2], o.shape[3], blocks], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1],
             stream=stream, min_blocks_per_mp=1)

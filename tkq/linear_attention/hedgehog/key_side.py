@@ -1,139 +1,110 @@
-"""The sides of the keys' kernel: the parts that have the state, gradients of features, and those of values."""
+"""The sides of the keys' kernel: the state, the gradients of features, and the window's pairs."""
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WARPS
-from tkq.linear_attention.hedgehog.features import LEAST
 from tkq.linear_attention.hedgehog.key_tiles import visited
 from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
+    LEAST_NARROW,
     SIDE_BARRIER,
-    SIDES,
     features_of_y,
-    least,
     near_power,
     pairs_of_sums,
-    put_features,
     put_state,
-    side_softmax,
 )
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
-
-BOTH_BARRIER = 4  # the named barrier of both sides
+from tkq.linear_attention.hedgehog.window_rows import LN2, hide_later
 
 
 @dataclass(frozen=True)
 class Side:
-    """Registers of one side's 64 features."""
+    """Registers of one side's 64 features, and of a chunk's pairs with 64 queries."""
 
     sum: tk.RegTile  # features by D
-    e: tk.RegTile
-    d: tk.RegTile  # the features' gradients
-    dv: tk.RegTile  # of half of D
-    row: tk.RowVec
-    inner: tk.RowVec
+    x: tk.RegTile  # features; scores
+    d: tk.RegTile  # the features' gradients; dp
+    most: tk.RowVec  # of no token: such rows weigh nothing
+    inverse: tk.RowVec
     delta: tk.RowVec
-    weight: tk.RowVec
-    total: cute.Tensor  # of a feature of the first 64 threads each: the sum over tokens
+    share: tk.RowVec
+    scaled: tk.RowVec  # most, as an exponent of 2
+    weight: tk.RowVec  # window * inverse
+    inner: tk.RowVec
 
 
 class SidePart:
-    """One side's 64 features by D, from the last chunk to the first, what keys have of them, and half of dv."""
+    """One side's 64 features by D, from the last chunk to the first, what keys have of them, and their pairs with the
+    queries of their own chunk, or, by the second side, with those of the chunk behind."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit
     def run(self, g, s, t, side):
-        D = self.spec.head_dim
-        d = tk.rt_fl(FEATURES)
-        dv = d if D == SIDES * FEATURES else tk.rt_fl(D // SIDES)  # a product's registers are taken also before it
-        c = Side(tk.rt_fl(D), tk.rt_fl(FEATURES), d, dv, *[tk.rv() for _ in range(4)],
-                 cute.make_rmem_tensor((1,), Float32))
+        c = Side(tk.rt_fl(self.spec.head_dim), tk.rt_fl(CHUNK), tk.rt_fl(FEATURES), *[tk.rv() for _ in range(7)])
+        sums, numbers, thread = s.sums, s.behind, tk.thread_in_warpgroup()
         tk.zero(c.sum)
-        c.total[0] = Float32(0.0)
-        less, power = near_power(self.spec, g, t)
-        scale = g.linear[t.head] * less
+        if thread < FEATURES:
+            sums[thread, side] = Float32(0.0)
+            for n in cutlass.range_constexpr(2):
+                numbers[thread, 2 * side + n] = Float32(0.0)
+        less, _ = near_power(self.spec, g, t)
+        scales = g.window[t.head], g.linear[t.head] * less
         tokens = s.keys.ring()  # one count for all pipes
-        s.map_pipe.wait(s.map_pipe.ring())
-        self.begin_y(s, c, tokens)
-        tk.mma_wait(0)
-        s.keys.release(tokens)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.take_state(s, c, side, tokens, i)
-            self.put_gradients(s, c, side, tokens, power)
-            self.add_queries(g, s, t, c, side, tokens, (i, scale))
-            self.put_values(g, s, t, c, side, tokens, i)
+            chunk = visited(t, i) + side
+            self.put_gradients(s, c, side, tokens)
+            self.ask(g, t, c, chunk)
+            self.put_pairs(g, s, c, side, tokens, (chunk, scales[0]))
+            self.add_queries(s, c, side, tokens, scales[1])
             tokens.advance()
-        tk.store_wait(read=False)
 
-    def begin_y(self, s, c, tokens):
-        s.keys.wait(tokens)
-        tk.mm_AB(c.e, s.x[tokens.stage], s.maps[0])
+    # ---- behind the window -----------------------------------------------------------------------
 
     @cute.jit
-    def take_state(self, s, c, side, tokens, i):
-        """d = what a chunk has of the state, which is rounded; e: the softmax of its y, and features of it, to shared
-        memory."""
-        one = tk.Ring(tokens.count, 1)
+    def put_gradients(self, s, c, side, tokens):
+        """The state, rounded, to shared memory; dy of one side."""
+        one, f = tk.Ring(tokens.count, 1), tk.rt(FEATURES, self.dtype)
+        # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
+        tk.mma_wait(0)
         put_state(s, c, side)
+        s.states.commit(one)
         s.values.wait(one)
         tk.mm_ABt(c.d, s.a[0], s.state[side])
-        self.release_pairs(s, tokens, i)
-        side_softmax(c, side)
-        s.dys.acquire_empty(one)
-        features = tk.rt(FEATURES, self.dtype)
-        tk.apply_narrow(features, least, c.e)
-        tk.store(s.dy[side], features)
-        tk.publish()
+        s.x_features.wait(one)
+        tk.load(f, s.of_x[side])
+        tk.copy(c.x, f)
         tk.mma_wait(0)
-        s.values.release(one)
-
-    @cute.jit
-    def release_pairs(self, s, tokens, i):
-        """Of the chunk behind, once dv has left their room: by the warp that stored it."""
-        if i > 0 and tk.warp_id() % WARPS == 0:
-            tk.store_wait()
-            s.pairs.release(following(tk.Ring(tokens.count, 1), -1))
-
-    @cute.jit
-    def put_gradients(self, s, c, side, tokens, power):
-        """dy of one side; dv of half of D, but for the window's."""
+        s.read.commit(one)
         self.add_features(s, c, side)
-        dy = tk.rt(FEATURES, self.dtype)
-        tk.copy(dy, c.d)
-        tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # features and states are there
-        tk.mm_AB(c.dv, s.dy[0], s.state[0], b_part=side)
-        tk.mma_AB(c.dv, s.dy[1], s.state[1], b_part=side)
-        tk.mma_wait(0)
-        tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)  # they have been read
-        tk.store(s.dy[side], dy)
+        s.x_features.release(one)
+        s.dys.acquire_empty(one)
+        tk.store(s.dy[side], c.d)
         tk.publish()
-        s.dys.commit(tk.Ring(tokens.count, 1))
-        if const_expr(self.spec.dtype != "bf16"):
-            tk.mul(c.dv, c.dv, power)
+        s.dys.commit(one)
 
     def add_features(self, s, c, side):
-        """d: gradients of features, and then of y."""
-        sums = pairs_of_sums(s, side)
+        """d: gradients of features, and then of y. Features at their least, which have no part in softmaxes, count as
+        0."""
+        sums, least = pairs_of_sums(s, side), LEAST_NARROW[self.spec.dtype]
         tk.zero(c.inner)
-        view, d = c.e.rows_view, c.d.rows_view
+        view, d = c.x.rows_view, c.d.rows_view
         for block in range(FEATURES // 8):
             cols = cute.make_rmem_tensor((2,), Float32)
             cute.autovec_copy(sums[None, 4 * block + tk.lane_id() % 4], cols)
             for r in range(2):
                 for n in range(2):
                     j = 2 * block + n
-                    one, found = view[r, j], d[r, j] - cols[n]
-                    d[r, j] = Float32(cutlass.select_(one < LEAST, Float32(0.0), found))
-                    c.inner.tensor[r] = cute.math.fma(one, d[r, j], c.inner.tensor[r])
+                    d[r, j] = d[r, j] - cols[n]
+                    view[r, j] = Float32(cutlass.select_(view[r, j] <= least, Float32(0.0), view[r, j]))
+                    c.inner.tensor[r] = cute.math.fma(view[r, j], d[r, j], c.inner.tensor[r])
         tk.quad_sum(c.inner)
         sign = cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))
         for r in range(2):
@@ -141,51 +112,102 @@ class SidePart:
             for j in range(FEATURES // 4):
                 d[r, j] = view[r, j] * cute.math.fma(d[r, j], sign, -inner)
 
-    @cute.jit
-    def add_queries(self, g, s, t, c, side, tokens, where):
-        """The state takes up the chunk behind, but for the product, which `put_values` waits for."""
-        (i, scale), behind = where, tokens
-        self.ask(g, t, c, visited(t, i) + 1)
-        s.queries.wait(behind)
-        tk.mm_AB(c.e, s.y[behind.stage], s.maps[1])
-        tk.mma_wait(0)
-        s.queries.release(behind)
-        side_softmax(c, side)
-        self.weigh(g, c, visited(t, i) + 1, scale)
-        tk.apply(c.e, least, c.e)
-        tk.mul_row(c.e, c.e, c.weight)
-        put_features(s, c, side, c.delta, i > 0)
-        s.gradients.wait(behind)
-        tk.mma_AtB(c.sum, features_of_y(s, side), s.b[behind.stage])
+    # ---- the window ------------------------------------------------------------------------------
 
     def ask(self, g, t, c, chunk):
-        """Rows' numbers of queries, which come while features are made."""
-        for to, x in ((c.weight, g.inverse), (c.delta, g.delta)):
+        """Numbers of a chunk's queries, which come while products run."""
+        for to, x in ((c.most, g.most), (c.inverse, g.inverse), (c.delta, g.delta), (c.share, g.share)):
             tk.load_rows(to, x[t.batch, None, t.head], chunk * CHUNK, g.tokens)
 
-    def weigh(self, g, c, chunk, scale):
-        """weight of inverse: 0 past the last token."""
-        for r in range(2):
+    @cute.jit
+    def put_pairs(self, g, s, c, side, tokens, where):
+        """P and ds of a chunk's keys."""
+        (chunk, window), one, mine = where, tk.Ring(tokens.count, 1), following(tokens, 1 - side)
+        s.keys.wait(tokens)
+        s.queries.wait(mine)
+        tk.mm_ABt(c.x, s.y[mine.stage], s.x[tokens.stage])
+        s.gradients.wait(mine)
+        tk.mm_ABt(c.d, s.b[mine.stage], s.a[0])
+        scale, p, ds = g.scale * LN2, tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
+        for r in cutlass.range_constexpr(2):
             there = chunk * CHUNK + tk.first_row() + 8 * r < g.tokens
-            c.weight.tensor[r] = cutlass.select_(there, c.weight.tensor[r] * scale, Float32(0.0))
+            c.most.tensor[r] = cutlass.select_(there, c.most.tensor[r], Float32.inf)
+            c.inverse.tensor[r] = cutlass.select_(there, c.inverse.tensor[r], Float32(0.0))
+        tk.mul(c.scaled, c.most, g.scale)
+        tk.mul(c.weight, c.inverse, window)
+        tk.mul(c.inner, c.delta, -scale)
+        tk.mul(c.share, c.share, scale)
+        # for both: comparisons with the largest scores would be made before dp is there, and kept as bits
+        tk.mma_wait(0)
+        s.keys.release(tokens)
+        s.queries.release(tokens)
+        s.values.release(one)
+        if side == 0:
+            hide_later(c.x)
+
+        def both(score, d, most, scaled, weight, less, share):
+            e = cute.math.exp2(cute.math.fma(score, g.scale, -scaled), fastmath=True) * weight
+            taken = cutlass.select_(score == most, share, Float32(0.0))
+            return e, cute.math.fma(e, cute.math.fma(d, scale, less), -taken)
+
+        tk.apply_narrow((p, ds), both, c.x, c.d, c.most, c.scaled, c.weight, c.inner, c.share)
+        s.pairs.acquire_empty(one)
+        tk.store(s.p[side], p)
+        tk.store(s.ds[side], ds)
+        tk.publish()
+        s.pairs.commit(one)
+
+    # ---- the state -------------------------------------------------------------------------------
 
     @cute.jit
-    def put_values(self, g, s, t, c, side, tokens, i):
-        """dv of half of D, to global memory; the next chunk's y."""
-        one, behind, now = tk.Ring(tokens.count, 1), tokens, following(tokens)
-        s.gradients.wait(now)
-        s.pairs.wait(one)
-        tk.mma_AtB(c.dv, s.p[0], s.b[now.stage], b_part=side)
-        tk.mma_AtB(c.dv, s.p[1], s.b[behind.stage], b_part=side)
-        self.begin_y(s, c, now)
+    def add_queries(self, s, c, side, tokens, scale):
+        """The state and sums take up the chunk behind, whose numbers the second side has, and the first had a chunk
+        before."""
+        one, f = tk.Ring(tokens.count, 1), tk.rt(CHUNK, self.dtype)
+        numbers, weights, deltas = s.behind, tk.cv(CHUNK), tk.cv(CHUNK)
+        tk.mul(c.weight, c.inverse, scale)
+        if side == 1:
+            self.put_numbers(numbers, c, side)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # they are there; sums have been read
+        s.y_features.wait(one)
+        tk.load_T(f, features_of_y(s, side))
+        for n, to in ((0, weights), (1, deltas)):
+            tk.load_shared_cols(to, numbers[None, 2 * side + n])
+        tk.copy(c.x, f)
+        tk.mul_col(c.x, c.x, weights)
+        tk.copy(f, c.x)
+        s.gradients.wait(tokens)
+        tk.mma_AB(c.sum, f, s.b[tokens.stage])
+        dot_columns(c.inner, c.x, deltas)
+        add_rows(s.sums, c.inner, side)
         tk.mma_wait(0)
-        s.gradients.release(behind)
-        s.keys.release(now)
-        # features of queries, parts and weights have been read
-        tk.sync(BOTH_BARRIER, SIDES * tk.WARPGROUP)
-        dv = s.dv[side * Int32(s.dv.stages // SIDES)]
-        tk.store(dv, c.dv)
-        tk.publish()
-        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)
-        if tk.warp_id() % WARPS == 0:
-            tk.store_async(g.dv, dv, (t.batch, t.head, visited(t, i), side))
+        s.gradients.release(tokens)
+        s.y_features.release(one)
+        tk.sync(SIDE_BARRIER + side, tk.WARPGROUP)  # numbers and features have been read
+        if side == 0:
+            self.put_numbers(numbers, c, side)
+
+    def put_numbers(self, numbers, c, side):
+        """Weights and deltas."""
+        for n, vector in ((0, c.weight), (1, c.delta)):
+            tk.store_rows(numbers[None, 2 * side + n], vector, 0, CHUNK)
+
+
+def dot_columns(v: tk.RowVec, x: tk.RegTile, cols: tk.ColVec):
+    """v[i] = sum of x[i, j] cols[j]. Whole warps."""
+    tk.zero(v)
+    view = x.rows_view
+    for r in range(2):
+        for j in range(x.cols // 4):
+            v.tensor[r] = cute.math.fma(view[r, j], cols.tensor[j], v.tensor[r])
+    tk.quad_sum(v)
+
+
+@cute.jit
+def add_rows(sums, v: tk.RowVec, side):
+    """sums[i, side] += v[i]."""
+    found = v.tensor
+    if tk.lane_id() % 4 == 0:
+        for r in cutlass.range_constexpr(2):
+            at = tk.first_row() + 8 * r
+            sums[at, side] = sums[at, side] + found[r]

@@ -9,16 +9,17 @@ import tkq.tile as tk
 
 
 class Operands(NamedTuple):
-    """k, q, v, do: (B, S, H, D). k_map, q_map: (H, D, 64). inverse, most, delta, share: (B, S, H) fp32. largest: of
-    inverse, (B, H) fp32. linear, window: factors, (H,) fp32. Made here: dk, dv (B, S, H, D); dmap (B, H, D, 64)
-    fp32."""
+    """k, q, v, do: (B, S, H, D). k_map: (H, D, 64). k_features, q_features: (B, S, H, 128). inverse, most, delta,
+    share: (B, S, H) fp32. largest: of inverse, (B, H) fp32. linear, window: factors, (H,) fp32. Made here: dk, dv
+    (B, S, H, D); dmap (B, H, D, 64) fp32."""
 
     k: cute.Tensor
     q: cute.Tensor
     v: cute.Tensor
     do: cute.Tensor
     k_map: cute.Tensor
-    q_map: cute.Tensor
+    k_features: cute.Tensor
+    q_features: cute.Tensor
     inverse: cute.Tensor
     most: cute.Tensor
     delta: cute.Tensor
@@ -38,7 +39,8 @@ class Globals:
     y: tk.gl  # queries
     b: tk.gl  # do
     x_map: tk.gl
-    y_map: tk.gl
+    of_x: tk.gl  # features, by sides
+    of_y: tk.gl
     inverse: cute.Tensor
     most: cute.Tensor
     delta: cute.Tensor
@@ -47,7 +49,7 @@ class Globals:
     linear: cute.Tensor
     window: cute.Tensor
     dx: tk.gl
-    dv: tk.gl  # by halves of D
+    dv: tk.gl
     dmap: cute.Tensor
     scale: Float32
     tokens: Int32
@@ -55,27 +57,31 @@ class Globals:
 
 @dataclass(frozen=True)
 class Shared:
-    maps: tk.SharedTile  # x's, y's
+    x_map: tk.SharedTile
     x: tk.SharedTile
     a: tk.SharedTile
     y: tk.SharedTile
     b: tk.SharedTile
+    of_x: tk.SharedTile  # features of each side
     state: tk.SharedTile  # of each side, rounded: 64 features by D
     of_y: tk.SharedTile  # features of each side, in the room of its state
-    parts: tk.SharedTile  # of each warp of a side: what a chunk adds to sums; behind its features
-    dy: tk.SharedTile  # of each side, where its features of x were
+    dy: tk.SharedTile  # of each side
     p: tk.SharedTile  # weights: of the chunk's own queries, of those of the chunk behind
-    dv: tk.SharedTile  # halves of D, in the room of p
+    dv: tk.SharedTile  # in the room of p
     ds: tk.SharedTile  # gradients of scores likewise
-    out: tk.SharedTile  # in the room of ds
     sums: cute.Tensor  # of features, of each side
+    behind: cute.Tensor  # of the chunk behind, for each side: weights, deltas
     map_pipe: tk.Pipe
     keys: tk.Pipe
     values: tk.Pipe
     queries: tk.Pipe
     gradients: tk.Pipe
-    pairs: tk.Pipe
+    x_features: tk.Pipe
+    states: tk.Pipe
+    read: tk.Pipe
+    y_features: tk.Pipe
     dys: tk.Pipe
+    pairs: tk.Pipe
 
 
 def visited(t, i):

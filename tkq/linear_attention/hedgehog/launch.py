@@ -16,6 +16,7 @@ from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
 THREADS = 128  # of a warpgroup
+KEPT = 64  # columns of maps whose features gradients are made of
 CONTIGUOUS = torch.contiguous_format
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
@@ -37,28 +38,42 @@ class Given(NamedTuple):
     window: Tensor
 
 
-def start(given: Given) -> tuple:
-    """(o, of each token 1 over its denominator and the largest score in its window, (B, S, H) fp32, (the function of
-    the one launch, its arguments), or None where there were none or two)."""
+class Made(NamedTuple):
+    """What a forward gives: o; of each token 1 over its denominator and the largest score in its window, (B, S, H)
+    fp32; features of queries and keys, (B, S, H, 2 F), as `kernel.Operands` has them, None where they are not kept."""
+
+    o: Tensor
+    inverse: Tensor
+    most: Tensor
+    q_features: Tensor | None
+    k_features: Tensor | None
+
+
+def start(given: Given, keep: bool = False) -> tuple:
+    """(`Made`, (the function of the one launch, its arguments), or None where there were none or two). keep: features,
+    of maps of 64 columns."""
     q, k, v, *others = given
-    (B, S, H, D), device = v.shape, v.device
+    (B, S, H, D), device, F = v.shape, v.device, given.q_map.shape[2]
+    keep = keep and F == KEPT
     o = torch.empty(v.shape, device=device, dtype=v.dtype)
     inverse, most = (torch.empty(B, S, H, device=device, dtype=torch.float32) for _ in range(2))
+    kept = [torch.empty(B, S, H, 2 * F, device=device, dtype=v.dtype) if keep else None for _ in range(2)]
+    made = Made(o, inverse, most, *kept)
     if not o.numel():
-        return o, inverse, most, None
+        return made, None
     scale, how = exponents(D), segments(B * H, S, arch.num_sms(device))
     if how is None:
-        call = _launcher(given), (q, (k, v, o, *others, inverse, most, None, None), scale, 1, 1, 1)
+        call = _launcher(given, keep=keep), (q, (k, v, o, *others, inverse, most, None, None, *kept), scale, 1, 1, 1)
         call[0](*call[1])
-        return o, inverse, most, call
+        return made, call
     count, each, finer = how
-    blocks, F = (count - 1) * finer, given.q_map.shape[2]
+    blocks = (count - 1) * finer
     states = torch.empty(blocks, B, H, D // CHUNK, F, THREADS, device=device, dtype=torch.float32)
     sums = torch.empty(blocks, B, H, 2 * F, device=device, dtype=torch.float32)
-    rest = q, (k, v, o, *others, inverse, most, states, sums), scale
-    _launcher(given, "states")(*rest, blocks, each // finer, finer)
-    _launcher(given, "outputs")(*rest, count, each, finer)
-    return o, inverse, most, None
+    rest = k, v, o, *others, inverse, most, states, sums
+    _launcher(given, "states")(q, (*rest, None, None), scale, blocks, each // finer, finer)
+    _launcher(given, "outputs", keep)(q, (*rest, *kept), scale, count, each, finer)
+    return made, None
 
 
 def exponents(D: int) -> float:
@@ -66,12 +81,17 @@ def exponents(D: int) -> float:
     return D**-0.5 / math.log(2)
 
 
-def _launcher(given, part=None):
-    q, q_map = given.q, given.q_map
-    key = q.get_device(), q.dtype, q.shape[3], q_map.shape[2], part
+def features(given: Given) -> tuple:
+    """(q_features, k_features) of `Made`, by a forward."""
+    return start(given, True)[0][3:]
+
+
+def _launcher(given, part=None, keep=False):
+    q, F = given.q, given.q_map.shape[2]
+    key = q.get_device(), q.dtype, q.shape[3], F, part, keep
     if key not in _launchers:
         arch.require_hopper(q.device)
-        _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], q_map.shape[2], part)))
+        _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], F, part, keep)))
     return _launchers[key]
 
 
@@ -127,7 +147,8 @@ class OfQueries(NamedTuple):
     do: Tensor
     o: Tensor
     q_map: Tensor
-    k_map: Tensor
+    q_features: Tensor
+    k_features: Tensor
     inverse: Tensor
     most: Tensor
     largest: Tensor
@@ -176,7 +197,8 @@ class OfKeys(NamedTuple):
     v: Tensor
     do: Tensor
     k_map: Tensor
-    q_map: Tensor
+    k_features: Tensor
+    q_features: Tensor
     inverse: Tensor
     most: Tensor
     delta: Tensor

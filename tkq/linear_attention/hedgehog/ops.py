@@ -5,7 +5,7 @@ from torch import Tensor
 from tkq.linear_attention.check import for_tma, lowered
 from tkq.linear_attention.hedgehog.check import NAMES, OP, check_call, check_hedgehog_layouts, check_window
 from tkq.linear_attention.hedgehog.gradients import Saved, backward
-from tkq.linear_attention.hedgehog.launch import Given, start
+from tkq.linear_attention.hedgehog.launch import KEPT, Given, start
 from tkq.reference import hedgehog as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -67,66 +67,78 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         q, k, v, q_map, k_map = lowered(q, k, v, q_map, k_map)
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     if not traced:
-        found = _call_cache.take(*given, window_size)
+        found = _call_cache.take(*given, window_size, False)
         if found is not None:
             return found[0]
     check_window(window_size)
     mode = ops.route(*given)
     if mode == "direct":
-        return (_forward if q.is_cuda else _cpu)(*given, window_size)[0]
+        return (_forward if q.is_cuda else _cpu)(*given, window_size, False)[0]
     if mode == "record":
-        return _Recorded.apply(*given, window_size)
+        return _Recorded.apply(*given, window_size, True)
     check.refuse_tangent(OP, **dict(zip(NAMES, given)))
     check_call(*given)  # the dispatcher's words name no argument
-    return _op(*given, window_size)[0]
+    # a program of torch.jit.trace, which runs with either, has gradients make features anew
+    keep = torch.is_grad_enabled() and not torch.jit.is_tracing() and any(x.requires_grad for x in given)
+    return _op(*given, window_size, keep)[0]
 
 
-def _forward(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
-    """(o, of each token 1 over its denominator and the largest score in its window), of CUDA tensors."""
+def _forward(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep):
+    """`launch.Made`, of CUDA tensors. keep: features, for gradients."""
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
-    *found, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
+    made, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()), keep)
     if call is not None:
-        _call_cache.add((*given, window_size), *call, tuple(found))
-    return tuple(found)
+        _call_cache.add((*given, window_size, keep), *call, tuple(made))
+    return tuple(made)
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor,
-          window_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size
+          window_size: int, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep
     found = _call_cache.take(*given)
     if found is None:
         check_window(window_size)  # of the dispatcher, where no public function has looked at it
         found = _forward(*given)
-    return found
+    return tuple(_none_of(q) if x is None else x for x in found)
 
 
-def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
+def _none_of(q):
+    """No features."""
+    return q.new_empty(*q.shape[:3], 0)
+
+
+def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep):
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
     o, inverse = reference.outputs(*given)
-    return o.to(q.dtype).contiguous(), inverse.contiguous(), reference.largest_scores(q, k).contiguous()
+    return (o.to(q.dtype).contiguous(), inverse.contiguous(), reference.largest_scores(q, k).contiguous(),
+            *(_none_of(q) for _ in range(2)))
 
 
-def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
+def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size, keep):
     check_call(q, k, v, q_map, k_map, linear_factor, window_factor)
-    return q.new_empty(q.shape), *(q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    kept = 2 * KEPT * (keep and q_map.shape[2] == KEPT and q.is_cuda)
+    return (q.new_empty(q.shape), *(q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2)),
+            *(q.new_empty(*q.shape[:3], kept) for _ in range(2)))
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
-def _backward_cuda(do: Tensor, o: Tensor, inverse: Tensor, most: Tensor, q: Tensor, k: Tensor, v: Tensor,
-                   q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor, needs: list[bool]
+def _backward_cuda(do: Tensor, o: Tensor, inverse: Tensor, most: Tensor, q_features: Tensor, k_features: Tensor,
+                   q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
+                   window_factor: Tensor, needs: list[bool]
                    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     given = q, k, v, q_map, k_map, linear_factor, window_factor
-    return _as(backward(for_tma(do), Saved(o, inverse, most, *given), tuple(needs)), given, needs)
+    saved = Saved(o, inverse, most, q_features, k_features, *given)
+    return _as(backward(for_tma(do), saved, tuple(needs)), given, needs)
 
 
-def _backward_cpu(do, o, inverse, most, *given):
+def _backward_cpu(do, o, inverse, most, q_features, k_features, *given):
     *given, needs = given
     return _as(reference.hedgehog_backward(do, *reference.outputs(*given), *given), given, needs)  # o, not rounded
 
@@ -137,7 +149,7 @@ def _as(found, given, needs):
                  for x, of, needed in zip(found, given, needs))
 
 
-def _backward_fake(do, o, inverse, most, *given):
+def _backward_fake(do, o, inverse, most, q_features, k_features, *given):
     *given, needs = given
     return tuple(of.new_empty(of.shape if needed else 0) for of, needed in zip(given, needs))
 
@@ -161,12 +173,12 @@ def _record(ctx, *given):
 def _back(ctx, do, *of_numbers):
     needs = list(ctx.needs_input_grad[:len(NAMES)])
     if do is None:
-        return (None,) * (len(NAMES) + 1)
+        return (None,) * (len(NAMES) + 2)
     tensors, call = (do, *ctx.saved_tensors), _backward_op
     if ops.direct(*tensors):
         call = _backward_cuda if do.is_cuda else _backward_cpu
     found = call(*tensors, needs)
-    return *(x if needed else None for x, needed in zip(found, needs)), None
+    return *(x if needed else None for x, needed in zip(found, needs)), None, None
 
 
 _op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_back)

@@ -13,8 +13,8 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
 
 
 def query_plan(spec: GradientSpec) -> QueryConfig:
-    """A state of 64 columns leaves registers for the window."""
-    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((24, 152, 184))
+    """Sums of 64 columns leave registers for the sides."""
+    return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((40, 176, 120))
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many

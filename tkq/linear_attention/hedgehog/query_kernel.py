@@ -10,18 +10,20 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WARPS, QueryConfig
 from tkq.linear_attention.hedgehog.kernel import Task
+from tkq.linear_attention.hedgehog.query_deltas import DELTA_WARPS, bring_numbers
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, PARTS_TILE, SIDE_WARPS, SIDES
+from tkq.linear_attention.hedgehog.sides import FEATURES, SIDE_WARPS, SIDES, features_of_y
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 
 class QueryGradients:
-    """With f(x) = max(1e-6, (softmax(x W), softmax(-x W))), o the outputs, do their gradient, delta[i] = o[i] do[i],
-    and of all tokens two chunks of 64 or more before i's: S = sum of f(k[j]) v[j]', s = sum of f(k[j])
+    """With features f of queries and keys, as the forward keeps them, softmaxes p(x) = f(x) but where that is at its
+    least, o the outputs, do their gradient, delta[i] = o[i] do[i], and of all tokens two chunks of 64 or more before
+    i's: S = sum of f(k[j]) v[j]', s = sum of f(k[j])
 
         df[i] = S do[i] - delta[i] s,  less[i] = f(q[i]) df[i]
         dy = linear * inverse * df by the softmaxes' derivatives, dW = sum of q' dy
@@ -31,33 +33,37 @@ class QueryGradients:
 
     share and the factors' gradients are sums of rows: `window_rows`. A block has one head of one sequence and walks
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
-    each chunk takes from shared memory, rounded, and dy's part. The third has the window, the keys of the chunk before
-    first, as those of the chunk itself come last, and adds up dq. delta is the diagonal of O dO': each side makes it.
+    each chunk takes from shared memory, rounded, dy's part, and of dq and the map's gradient half of D. The third has
+    the window, the keys of the chunk before first, as those of the chunk itself come last. delta is the diagonal of
+    O dO', which two warps beside the producer make by small products; they bring rows' other numbers, too.
 
-      producer (a warp)   maps; X A, Y B of a chunk | of the next | ..
-      sides (2)           O A', S A' -> dy; f(Y) of the chunk before; W' += dy' X, S += f(Y)' B; X W of the next | ..
-      window (1)          X Y', A B' of the chunk before, of the own: ds; dy W' + ds Y -> dq | ..
-      sender (a warp)     dq | ..
+      producer (a warp)   map; O X of a chunk, its features, A B Y, features of the keys before | ..
+      deltas (2 warps)    O A' | ..
+      sides (2)           S A' -> dy; S += f(Y)' B of the chunk before, sums; W' += dy' X; dy W' + ds Y -> dq | ..
+      window (1)          X Y', A B' of the chunk before, of the own: ds, less share | ..
 
-      pipe      stages   full (arrivals)              empty (arrivals)
-      maps      1        producer's bytes (1)         none
-      queries   2        producer's bytes (1)         warps of sides and window (12): X; behind the last chunk zeros
-      gradients 1        producer's bytes (1)         the same (12): A
-      outputs   1        producer's bytes (1)         warps of the sides (8): O
-      keys      2        producer's bytes (1)         the same (12), a chunk later: Y; first zeros, of no chunk
-      values    2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
-      deltas    1        warps of the first side (4)  warps of the window (4)
-      dys       1        warps of the sides (8)       warps of sides and window (12): dy and less of both sides
-      outs      1        warps of the window (4)      sender (1): dq
+      pipe       stages   full (arrivals)              empty (arrivals)
+      map        1        producer's bytes (1)         none
+      queries    2        producer's bytes (1)         warps of sides and window (12), of sides once dq has left: X
+      gradients  1        producer's bytes (1)         the same, and of deltas (14): A
+      outputs    1        producer's bytes (1)         warps of deltas (2): O
+      keys       2        producer's bytes (1)         sides and window (12), a chunk later: Y; first zeros, of no chunk
+      values     2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
+      x_features 1        producer's bytes (1)         the sides (8): features of X
+      states     1        warps of the sides (8)       none: S has been read, by which features of keys lie
+      y_features 1        producer's bytes (1)         the sides (8): features of the chunk before; first zeros
+      deltas     1        warps of deltas (2)          sides and window (12)
+      dys        1        warps of the sides (8)       sides and window (12): dy and less of both sides
+      pairs      1        warps of the window (4)      the sides (8): ds
 
-    A side's features of keys lie where its S was, once all warps of both sides have multiplied by S, which dys tells;
-    dq leaves by the room of ds.
+    dq leaves by the room of the queries that it is of, each side's half of the columns by itself.
     """
 
     def __init__(self, spec: GradientSpec, config: QueryConfig):
         self.spec, self.config, self.dtype = spec, config, element_type(spec.dtype)
         self.side, self.window = SidePart(spec, self.dtype), WindowPart(spec, self.dtype)
         self.x_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
+        self.half_tile = tk.st(CHUNK, spec.head_dim // SIDES, self.dtype)
         self.map_tile = tk.st(spec.head_dim, FEATURES, self.dtype)
         self.f_tile, self.state_tile = tk.st(CHUNK, FEATURES, self.dtype), tk.st(FEATURES, spec.head_dim, self.dtype)
 
@@ -71,11 +77,12 @@ class QueryGradients:
             return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1))
 
         q, k, v, do, o, dq = [operand(B, S, H, spec.head_dim) for _ in range(6)]
-        maps = [operand(H, spec.head_dim, FEATURES) for _ in range(2)]
+        features = [operand(B, S, H, SIDES * FEATURES) for _ in range(SIDES)]
         inverse, most, delta, share = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(4)]
         linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        return q, (k, v, do, o, *maps, inverse, most, fake.tensor("fp32", (B, H), align=4), linear, window, dq, delta,
-                   share, fake.tensor("fp32", (2, B, H, S), align=4),
+        return q, (k, v, do, o, operand(H, spec.head_dim, FEATURES), *features, inverse, most,
+                   fake.tensor("fp32", (B, H), align=4), linear, window, dq, delta, share,
+                   fake.tensor("fp32", (2, B, H, S), align=4),
                    fake.tensor("fp32", (B, H, spec.head_dim, FEATURES))), Float32(1.0)
 
     @cute.jit
@@ -83,12 +90,17 @@ class QueryGradients:
         """others: those of `Operands` behind q. scale: of exponents of 2, as the forward has it."""
         o = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
-        q, do, k, v, out, dq = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
-                                for z in (o.q, o.do, o.k, o.v, o.o, o.dq)]
-        maps = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 2, 0])) for z in (o.q_map, o.k_map)]
-        g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], *[tk.gl.load(z, self.map_tile) for z in maps],
-                    tk.gl.load(out, self.x_tile), o.inverse, o.most, o.largest, o.linear, o.window,
-                    tk.gl.store(dq, self.x_tile), o.delta, o.share, o.of_factors, o.dmap, scale, Int32(q.shape[0]))
+        q, do, k, v, out, dq, of_q, of_k = [
+            cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
+            for z in (o.q, o.do, o.k, o.v, o.o, o.dq, o.q_features, o.k_features)]
+        x_map = cute.make_tensor(o.q_map.iterator, cute.select(o.q_map.layout, [1, 2, 0]))
+        # all contiguous: a place is computed once for them
+        inverse, most, delta, share = [cute.make_tensor(z.iterator, o.most.layout)
+                                       for z in (o.inverse, o.most, o.delta, o.share)]
+        g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], tk.gl.load(x_map, self.map_tile),
+                    *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], tk.gl.load(out, self.x_tile), inverse,
+                    most, o.largest, o.linear, o.window, tk.gl.store(dq, self.half_tile), delta, share, o.of_factors,
+                    o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
@@ -96,25 +108,28 @@ class QueryGradients:
 
     @cute.kernel
     def kernel(self, g: Globals):
-        al, x, all_warps = tk.SharedAllocator(), self.x_tile, SIDE_WARPS + WARPS
-        out, state = al.tile(x), al.tile(self.state_tile, SIDES)
+        al, x, both, all_warps = tk.SharedAllocator(), self.x_tile, SIDES * self.f_tile.bytes, SIDE_WARPS + WARPS
+        queries, state = al.tile(x, 2), al.tile(self.state_tile, SIDES)
         if const_expr(self.spec.head_dim == 2 * CHUNK):
-            ds, parts = out.scratch(self.f_tile), state.scratch(PARTS_TILE)
-        else:
-            ds, parts = al.tile(self.f_tile, 2), al.tile(PARTS_TILE, SIDES)
-        s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
-                   state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES), ds, out, parts,
-                   al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES), al.vector(CHUNK),
-                   al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(1, x.bytes, all_warps), al.pipe(1, x.bytes, SIDE_WARPS), al.pipe(2, x.bytes, all_warps),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(1, 0, WARPS, producers=WARPS),
-                   al.pipe(1, 0, all_warps, producers=SIDE_WARPS), al.pipe(1, 0, 1, producers=WARPS))
+            out = queries.scratch(self.half_tile)
+        else:  # half of the columns are no tile's beginning
+            out = al.tile(self.half_tile, 2 * SIDES)
+        s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
+                   al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
+                   al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES),
+                   al.vector(CHUNK, 3), al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, x.bytes, all_warps + DELTA_WARPS),
+                   al.pipe(1, x.bytes, DELTA_WARPS), al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(1, both, SIDE_WARPS),
+                   al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
+                   al.pipe(1, 0, all_warps, producers=DELTA_WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
+                   al.pipe(1, 0, SIDE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
-                                                  s.deltas, s.dys, s.outs)])
+                                                  s.x_features, s.states, s.y_features, s.deltas, s.dys, s.pairs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, many, some = self.config.registers
-        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=2),
+        tk.assign((tk.Role(lambda _: self.serve(g, s, t), few, warps=1 + DELTA_WARPS),
                    tk.Role(lambda side: self.side.run(g, s, t, side), many, SIDES),
                    tk.Role(lambda _: self.window.run(g, s, t), some)))
 
@@ -123,38 +138,34 @@ class QueryGradients:
         if tk.warp_id() == 0:
             self.produce(g, s, t)
         else:
-            self.send(g, s, t)
-
-    @cute.jit
-    def send(self, g, s, t):
-        outs = s.outs.ring()
-        for i in cutlass.range(t.chunks, unroll=1):
-            s.outs.wait(outs)
-            tk.store_async(g.dx, s.out[0], (t.batch, t.head, i, 0))
-            tk.store_wait()
-            s.outs.release(outs)
-            outs.advance()
-        tk.store_wait(read=False)
+            bring_numbers(g, s, t, tk.warp_id() - 1)
 
     @cute.jit
     def produce(self, g, s, t):
-        tk.prefetch(g.x_map, g.y_map, g.x, g.a, g.o, g.y, g.b, g.dx)
-        of_maps = s.map_pipe.acquire(s.map_pipe.ring())
-        tk.load_async(s.maps[0], g.x_map, (t.head, 0, 0), of_maps)
-        tk.load_async(s.maps[1], g.y_map, (t.head, 0, 0), of_maps)
-        queries, gradients, outputs, keys, values = (
-            pipe.ring() for pipe in (s.queries, s.gradients, s.outputs, s.keys, s.values))
-        self.load(g.x, s.x, s.queries, queries, t, 0)
+        tk.prefetch(g.x_map, g.x, g.a, g.o, g.y, g.b, g.of_x, g.of_y, g.dx)
+        tk.load_async(s.x_map[0], g.x_map, (t.head, 0, 0), s.map_pipe.acquire(s.map_pipe.ring()))
+        queries, one, keys, values = (pipe.ring() for pipe in (s.queries, s.outputs, s.keys, s.values))
         self.load(g.y, s.y, s.keys, keys, t, t.chunks)
         self.load(g.b, s.b, s.values, values, t, t.chunks)
         for i in cutlass.range(t.chunks, unroll=1):
-            self.load(g.o, s.o, s.outputs, outputs, t, i)
-            self.load(g.a, s.a, s.gradients, gradients, t, i)
+            tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))
+            self.load(g.x, s.x, s.queries, queries, t, i)
+            self.load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
+            tk.load_async(s.a[0], g.a, (t.batch, t.head, i, 0), s.gradients.acquire(one))
             self.load(g.b, s.b, s.values, values, t, i)
             self.load(g.y, s.y, s.keys, keys, t, i)
-            self.load(g.x, s.x, s.queries, queries, t, i + 1)
+            s.states.wait(one)
+            self.load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
+                               cutlass.select_(i > 0, i - 1, t.chunks))
+            one.advance()
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""
         tk.load_async(tiles[ring.stage], g, (t.batch, t.head, i, 0), pipe.acquire(ring))
         ring.advance()
+
+    def load_features(self, g, tiles, pipe, ring, t, i):
+        """Of both sides."""
+        sem = pipe.acquire(ring)
+        for side in range(SIDES):
+            tk.load_async(tiles[side], g, (t.batch, t.head, i, side), sem)

@@ -1,15 +1,16 @@
-"""The window of the queries' kernel: the part that has scores of the window, and adds up dq."""
+"""The window of the queries' kernel: the part that has its scores, and sums of rows."""
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.kernel import Task
-from tkq.linear_attention.hedgehog.sides import near_power
+from tkq.linear_attention.hedgehog.query_deltas import take
+from tkq.linear_attention.hedgehog.query_tiles import DELTA, INVERSE, MOST
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_rows import (
@@ -17,6 +18,7 @@ from tkq.linear_attention.hedgehog.window_rows import (
     LN2,
     Rows,
     add_products,
+    count_largest,
     exponentials,
     hide_later,
     make_rows,
@@ -24,16 +26,13 @@ from tkq.linear_attention.hedgehog.window_rows import (
 )
 from tkq.tile.assembly import opaque_sum
 
-WINDOW_BARRIER = 3  # the named barrier of the warpgroup
-
 
 @dataclass(frozen=True)
 class Window:
-    """Registers of a chunk's pairs with 64 keys, and of its queries' gradients."""
+    """Registers of a chunk's pairs with 64 keys."""
 
     x: tk.RegTile
     dp: tk.RegTile
-    dq: tk.RegTile
     rows: Rows
     largest: cute.Tensor  # bits: of the chunk's own keys, of those of the chunk before
 
@@ -46,92 +45,89 @@ def anew(t: Task) -> Task:
 
 
 class WindowPart:
-    """Of 64 tokens after the others: ds, dq, the factors' gradients."""
+    """Of 64 tokens after the others: ds, the factors' gradients."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
         self.spec, self.dtype = spec, dtype
 
     @cute.jit
     def run(self, g, s, t):
-        c = Window(tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), tk.rt_fl(self.spec.head_dim), make_rows(),
-                   cute.make_rmem_tensor((2,), Int32))
+        c = Window(tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), make_rows(), cute.make_rmem_tensor((2,), Int32))
         tokens = s.queries.ring()  # one count for all pipes
-        s.map_pipe.wait(s.map_pipe.ring())
         s.keys.wait(s.keys.ring())
         s.values.wait(s.values.ring())
         factors = g.linear[t.head], g.window[t.head]
-        self.ask(g, t, c, 0)
         for i in cutlass.range(t.chunks, unroll=1):
-            before = tk.Ring(tokens.count, s.keys.stages)
-            self.make_scores(g, s, t, c, (tokens, before), i)
+            self.make_scores(g, s, c, (tokens, i), factors[1] * (g.scale * LN2))
             self.lower_largest(s, c, tokens, factors, g.scale)
-            self.put_queries(g, s, t, c, (tokens, before), i)
+            self.put_rows(g, t, c, i)
             tokens.advance()
 
-    def ask(self, g, t, c, i):
-        """Rows' numbers of a chunk, which come while others are worked on."""
-        tk.load_rows(c.rows.most, g.most[t.batch, None, t.head], i * CHUNK, g.tokens)
-        tk.load_rows(c.rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
-
-    # ---- scores ----------------------------------------------------------------------------------
-
     @cute.jit
-    def make_scores(self, g, s, t, c, rings, i):
+    def make_scores(self, g, s, c, where, scale):
         """ds of both chunks' keys, but for what the largest get less, to shared memory."""
-        (tokens, before), rows, here = rings, c.rows, anew(t)
+        (tokens, i), rows = where, c.rows
+        before = tk.Ring(tokens.count, s.keys.stages)
         one, now = tk.Ring(tokens.count, 1), following(before)
-        tk.mul(rows.weight, rows.inverse, g.window[t.head] * (g.scale * LN2))
-        for vector in (rows.total, rows.of_do, rows.count):
-            tk.zero(vector)
         s.queries.wait(tokens)
-        s.gradients.wait(one)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[before.stage])
+        s.gradients.wait(one)
         tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
-        s.outs.acquire_empty(one)  # dq of the chunk before has left the room of ds
+        for vector in (rows.total, rows.of_do):
+            tk.zero(vector)
         s.deltas.wait(one)
-        for r in cutlass.range_constexpr(2):
-            rows.delta.tensor[r] = s.delta[tk.first_row() + 8 * r, 0]
+        for vector, which in ((rows.most, MOST), (rows.inverse, INVERSE), (rows.delta, DELTA)):
+            take(s, vector, which)
         s.deltas.release(one)
-        tk.store_rows(g.delta[here.batch, None, here.head], rows.delta, i * CHUNK, g.tokens)
         tk.mma_wait(1)
-        if i == 0:
-            tk.neg_infty(c.x)
-        self.put_scores(g, s, c, 1)
+        s.keys.release(before)
+        first = tk.rv()  # before the first chunk there are no keys: scores of 0 are not the largest, and weigh nothing
+        tk.apply(first, lambda most: cutlass.select_(i == 0, Float32.inf, most), rows.most)
+        c.largest[1] = exponentials(c.x, rows, first, g.scale)
+        s.queries.wait(tokens)  # once more: before a branch exponentials stay where they are, while dp is multiplied
+        tk.mma_wait(0)
         s.values.release(before)
+        s.pairs.acquire_empty(one)
+        self.put_scores(s, c, 1, scale)
         s.keys.wait(now)
         s.values.wait(now)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[now.stage])
         tk.mm_ABt(c.dp, s.a[0], s.b[now.stage])
         tk.mma_wait(1)
+        s.queries.release(tokens)
         hide_later(c.x)
-        self.put_scores(g, s, c, 0)
-        s.gradients.release(one)
-
-    def put_scores(self, g, s, c, n):
-        rows, narrow = c.rows, tk.rt(CHUNK, self.dtype)
-        c.largest[n] = exponentials(c.x, rows, g.scale)
+        c.largest[0] = exponentials(c.x, rows, rows.most, g.scale)
+        s.keys.wait(now)  # likewise
         tk.mma_wait(0)
+        s.gradients.release(one)
+        self.put_scores(s, c, 0, scale)
+
+    def put_scores(self, s, c, n, scale):
+        rows, narrow, weight, inner = c.rows, tk.rt(CHUNK, self.dtype), tk.rv(), tk.rv()
         add_products(rows, c.x, c.dp)
-        tk.apply_narrow(narrow, lambda e, d, weight, delta: e * weight * (d - delta), c.x, c.dp, rows.weight,
-                        rows.delta)
+        tk.mul(weight, rows.inverse, scale)
+        tk.apply(inner, lambda weight, delta: -weight * delta, weight, rows.delta)
+        tk.apply_narrow(narrow, lambda e, d, weight, less: e * cute.math.fma(d, weight, less), c.x, c.dp, weight,
+                        inner)
         tk.store(s.ds[n], narrow)
 
     @cute.jit
     def lower_largest(self, s, c, tokens, factors, scale):
-        """ds, once both sides have told less; what the factors' gradients and `share` are made of takes the place of
-        rows' numbers, until it leaves."""
-        rows, one = c.rows, tk.Ring(tokens.count, 1)
+        """ds, once both sides have told less."""
+        rows, one, less = c.rows, tk.Ring(tokens.count, 1), tk.rv()
+        tk.quad_sum(rows.of_do)
+        count_largest(rows, c.largest)
         s.dys.wait(one)
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r
             rows.less.tensor[r] = s.less[row, 0] + s.less[row, 1]
-        numbers(rows, factors, lambda n, x: keep((rows.most, rows.inverse)[n], x))
-        keep(rows.far, rows.found)
-        tk.mul(rows.found, rows.found, scale * LN2)
+        s.dys.release(one)
+        numbers(rows, factors)
+        tk.mul(less, rows.share, scale * LN2)
         cute.arch.sync_warp()  # a warp's rows are its own
-        self.lower(s.ds, c.largest, rows.found)
+        self.lower(s.ds, c.largest, less)
         tk.publish()
-        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)
+        s.pairs.commit(one)
 
     @cute.jit
     def lower(self, tiles, largest, less):
@@ -150,35 +146,9 @@ class WindowPart:
             own = cutlass.select_(of_own, rest, own)
             past = cutlass.select_(of_own, past, rest)
 
-    # ---- queries -----------------------------------------------------------------------------------
-
-    @cute.jit
-    def put_queries(self, g, s, t, c, rings, i):
-        """dq to shared memory, from which it leaves; rows' numbers to global memory, and the next chunk's from it."""
-        (tokens, before), maps, rows, here = rings, s.maps, c.rows, anew(t)
-        one, now = tk.Ring(tokens.count, 1), following(before)
-        tk.mm_ABt(c.dq, s.dy[0], maps[0])
-        tk.mma_ABt(c.dq, s.dy[1], maps[0])
-        if const_expr(self.spec.dtype != "bf16"):
-            tk.mma_wait(0)
-            tk.mul(c.dq, c.dq, near_power(self.spec, g, t)[1])
-        tk.mma_AB(c.dq, s.ds[0], s.y[now.stage])
-        tk.mma_AB(c.dq, s.ds[1], s.y[before.stage])
-        s.queries.release(tokens)
-        for n, x in enumerate((rows.most, rows.inverse)):
+    def put_rows(self, g, t, c, i):
+        """Rows' numbers to global memory."""
+        rows, here = c.rows, anew(t)
+        for n, x in enumerate((rows.of_linear, rows.of_window)):
             tk.store_rows(g.of_factors[n, here.batch, here.head, None], x, i * CHUNK, g.tokens)
-        tk.store_rows(g.share[here.batch, None, here.head], rows.far, i * CHUNK, g.tokens)
-        self.ask(g, here, c, i + 1)
-        tk.mma_wait(0)
-        s.dys.release(one)
-        s.keys.release(before)
-        tk.sync(WINDOW_BARRIER, tk.WARPGROUP)  # ds has been read
-        tk.store(s.out[0], c.dq)
-        tk.publish()
-        s.outs.commit(one)
-
-
-def keep(to: tk.RowVec, x: tk.RowVec):
-    """to = x."""
-    for r in range(2):
-        to.tensor[r] = x.tensor[r]
+        tk.store_rows(g.share[here.batch, None, here.head], rows.share, i * CHUNK, g.tokens)

@@ -13,12 +13,14 @@ FEATURES = (32, 64)  # columns of a map; a token has twice as many features
 @dataclass(frozen=True)
 class HedgehogSpec:
     """dtype: of q, k, v, the maps and o. head_dim: columns of q, k and v. features: columns of the maps. part: of
-    sequences in segments "states", what they add to the state, or "outputs"; None of whole ones."""
+    sequences in segments "states", what they add to the state, or "outputs"; None of whole ones. keeps: do features
+    leave, for gradients?"""
 
     dtype: str
     head_dim: int
     features: int
     part: str | None = None
+    keeps: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),

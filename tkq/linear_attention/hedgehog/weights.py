@@ -4,7 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32, const_expr
+from cutlass import Constexpr, Float32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -122,11 +122,31 @@ class WeightsPart:
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+            self.send(g, t, self.of_queries(s, tokens, out), self.of_keys(s, before, out), i)
             self.add_features(s, w, self.of_keys(s, before, out), i > 0)
+            self.sent(True)
             s.tokens.release(tokens)
             s.keys.release(before)
             out.advance()
         # the last chunk's keys leave the window for no query
+        self.sent(False)
+
+    @cute.jit
+    def send(self, g, t, of_queries, of_keys, i):
+        """Features of a chunk's queries and of the keys before leave from where they are multiplied."""
+        if const_expr(self.spec.keeps):
+            if tk.first_warp_of_group():
+                for part in cutlass.range_constexpr(2):
+                    tk.store_async(g.q_features, of_queries[part], (t.batch, t.head, i, part))
+                    if i > 0:
+                        tk.store_async(g.k_features, of_keys[part], (t.batch, t.head, i - 1, part))
+
+    @cute.jit
+    def sent(self, read: Constexpr[bool]):
+        """They have been read, or written: to the warp that sent them."""
+        if const_expr(self.spec.keeps):
+            if tk.first_warp_of_group():
+                tk.store_wait(read=read)
 
     @cute.jit
     def softmax(self, g, t, w, i):

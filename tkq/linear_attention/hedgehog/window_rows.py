@@ -19,23 +19,24 @@ COLUMNS = CHUNK // 4  # of a thread, of each of its two rows
 
 @dataclass(frozen=True)
 class Rows:
-    """Registers of the window's warpgroup, numbers of its tokens."""
+    """Registers: numbers of a chunk's tokens."""
 
     most: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
-    weight: tk.RowVec  # window * inverse
     total: tk.RowVec  # sums of exponentials
     of_do: tk.RowVec  # of exponentials times dp
     less: tk.RowVec
     count: tk.RowVec  # of the largest
     far: tk.RowVec
     exact: tk.RowVec
-    found: tk.RowVec
+    of_linear: tk.RowVec  # the factors' gradients
+    of_window: tk.RowVec
+    share: tk.RowVec  # what each score that is the largest gets less
 
 
 def make_rows() -> Rows:
-    return Rows(*[tk.rv() for _ in range(11)])
+    return Rows(*[tk.rv() for _ in range(12)])
 
 
 @cute.jit
@@ -60,24 +61,37 @@ def _hide_later(x, warp):
                 view[r, j] = -Float32.inf
 
 
-def exponentials(x: tk.RegTile, rows: Rows, scale) -> Int32:
-    """Scores become exponentials, as the forward has them, and add to their rows' sums, of each thread its part; a bit
-    for each that is the largest of its row: 16 times the row, and the column."""
-    bits, view = [], x.rows_view
+def exponentials(x: tk.RegTile, rows: Rows, most: tk.RowVec, scale) -> Int32:
+    """Scores become exponentials, as the forward has them, and add to their rows' sums; a bit for each that is the
+    largest of its row: 16 times the row, and the column.
+
+    Whole rows' sums, as a warp's exchange of them stays where it stands: exponentials would otherwise all be made
+    behind the waits that follow."""
+    bits, view, mine_of = [], x.rows_view, tk.rv()
     for r in range(2):
         mine = Int32(0)
         for j in range(COLUMNS):
-            mine = bit_if_equal(mine, j, view[r, j], rows.most.tensor[r])
+            mine = bit_if_equal(mine, j, view[r, j], most.tensor[r])
         count = made_here(Int32(cute.arch.popc(mine)))
-        rows.count.tensor[r] = rows.count.tensor[r] + Float32(count)
         # exponentials, which never have so many, wait for the bits, and take the registers of scores
-        most = cutlass.select_(count > COLUMNS, Float32(0.0), rows.most.tensor[r] * scale)
+        less = cutlass.select_(count > COLUMNS, Float32(0.0), most.tensor[r] * scale)
+        found = Float32(0.0)
         for j in range(COLUMNS):
-            view[r, j] = cute.math.exp2(view[r, j] * scale - most, fastmath=True)
-            rows.total.tensor[r] = rows.total.tensor[r] + view[r, j]
-        rows.total.tensor[r] = made_here(rows.total.tensor[r])
+            view[r, j] = made_here(cute.math.exp2(view[r, j] * scale - less, fastmath=True))
+            found = found + view[r, j]
+        mine_of.tensor[r] = found
         bits.append(mine)
+    tk.quad_sum(mine_of)
+    tk.add(rows.total, rows.total, mine_of)
     return bits[0] | bits[1] << COLUMNS
+
+
+def count_largest(rows: Rows, largest):
+    """rows.count: how many bits of both, of whole rows."""
+    for r in range(2):
+        mine = [(largest[n] >> COLUMNS * r) & ((1 << COLUMNS) - 1) for n in range(2)]
+        rows.count.tensor[r] = Float32(cute.arch.popc(mine[0] | mine[1] << COLUMNS))
+    tk.quad_sum(rows.count)
 
 
 def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
@@ -89,24 +103,19 @@ def add_products(rows: Rows, x: tk.RegTile, dp: tk.RegTile):
         rows.of_do.tensor[r] = made_here(rows.of_do.tensor[r])
 
 
-def numbers(rows: Rows, factors, put):
-    """found = what each score that is the largest gets less. put: a function of 0 or 1 and `found`, which then is
-    the linear factor's, the window's gradient of each token."""
+def numbers(rows: Rows, factors):
+    """share, of_linear and of_window of the others: sums of whole rows."""
     linear, window = factors
-    for vector in (rows.total, rows.of_do, rows.count):
-        tk.quad_sum(vector)
     one_over = cute.arch.rcp_approx(linear)
     tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
              rows.total)
     tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
         window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.less, rows.delta, rows.far)
+    tk.apply(rows.of_window, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+             rows.of_do, rows.exact, rows.total)
+    tk.apply(rows.share, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.of_window, rows.count)
     # what is before the window is known from the denominator where it has a part in it: not where linear is near 0
     known = lambda inverse, far: cutlass.select_(
         cute.math.absf(far * inverse) > LEAST_SHARE, far * one_over, Float32(0.0))
-    tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+    tk.apply(rows.of_linear, lambda inverse, less, delta, exact, far: inverse * (
         less + (delta - exact) * known(inverse, far)), rows.inverse, rows.less, rows.delta, rows.exact, rows.far)
-    put(0, rows.found)
-    tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
-             rows.of_do, rows.exact, rows.total)
-    put(1, rows.found)
-    tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
