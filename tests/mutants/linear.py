@@ -313,13 +313,6 @@ MUTANTS = (
         ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),
         ("all_chunks_each", "self.every = config.scores", "self.every = 1", PAIRS)),
     *family(
-        "linear_taken_up", "tkq/linear_attention/engine/taken_up.py",
-        ("as_it_decays_in_the_first_stage", "tk.load_rows(to_end, s.gate.to_end[None, out], 0, CHUNK)",
-         "tk.load_rows(to_end, s.gate.to_end[None, 0], 0, CHUNK)", PAIRS),
-        ("in_one_tile", "tk.store(s.taken_up[out], values)", "tk.store(s.taken_up[0], values)",
-         pressed("naps-linear_pairs")),
-        ("values_of_the_first_stage", "tk.load(values, s.v[stage])", "tk.load(values, s.v[0])", PAIRS)),
-    *family(
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
         ("nothing_is_added", "x.tensor[i] = x.tensor[i] + self.sign * element(spare, i)", "pass", TAKEN_OFF),

@@ -26,13 +26,13 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
     turns = heads == groups == 1 and in_turns(spec)
-    ahead = 3 if turns else 2
+    ahead = 4 if turns else 2
     scores = 4 * spec.scored if spec.second else ahead * heads + 2 * spec.exact
     rest = (scores + groups + spec.summed) * tile
     if spec.delta:
         rest += (2 if known else 4) * tile + 1024
-    elif spec.ssd or turns or heads == 2:  # factors of more stages, or of more kinds; values as states take them up
-        rest += 2048 * (ahead * heads - 1) + turns * ahead * tile
+    elif spec.ssd or turns or heads == 2:  # factors of more stages, or of more kinds
+        rest += 2048 * (ahead * heads - 1)
     stages, outputs = min(MOST_STAGES, (SHARED - rest) // stage), 1
     if plain(spec) and (SHARED - rest - groups * tile) // stage >= stages:
         outputs = 2

@@ -56,7 +56,6 @@ class Shared:
     p: tk.SharedTile
     rest: Any  # of p, with dots
     gate: Any
-    taken_up: Any
     delta: Any
     diagonal: Any
     second: Any

@@ -26,7 +26,6 @@ from tkq.linear_attention.engine.scores import Scores
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
-from tkq.linear_attention.engine.taken_up import TakenUp
 from tkq.linear_attention.engine.turns import ScoreTurns
 from tkq.linear_attention.outputs import put, put_by_turns
 from tkq.linear_attention.plan import factors_alone
@@ -75,8 +74,8 @@ class LinearAttention:
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True, inverse=spec.inverse)
         self.scores = Scores(spec, self.delta, spec.strict or self.ssd.apart)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
-        self.second, self.taken_up = Second(spec, self.gate), TakenUp(spec, config)
-        self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER, self.taken_up.there)
+        self.second = Second(spec, self.gate)
+        self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
@@ -162,8 +161,7 @@ class LinearAttention:
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n * c.outputs),
                    al.tile(self.p_tile, self.heads.places) if self.spec.scored else None,
                    al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
-                   self.gate.shared(al), self.taken_up.shared(al, self.v_tile, c.score_stages),
-                   self.delta.shared(al, c.stages), self.ssd.shared(al),
+                   self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
                            + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, warps + 4 * n),
@@ -231,7 +229,6 @@ class LinearAttention:
             if const_expr(not self.spec.delta):
                 self.gate.ask(g, t, self.order(t, i + every), gates)
             self.factors.meet(wg)
-            self.taken_up.make(s, ring.stage, out.stage)
             for head in cutlass.range_constexpr(self.heads.count):
                 between = self.gate.between(s.gate, gates, self.heads.place(out, head))
                 tk.mma_wait(0)
@@ -273,7 +270,7 @@ class LinearAttention:
             s.tokens.wait(ring)
             self.products.begin(c, s, ring.stage)
             self.neighbours.ask(g, s, t, self.order(t, i), wg)
-            if const_expr(not (self.second.there or self.taken_up.there)):
+            if const_expr(not self.second.there):
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
@@ -290,7 +287,8 @@ class LinearAttention:
             self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(not self.second.there):
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
-            self.add_values(s, c, wg, (ring.stage, scores))
+            for values in self.gate.values(c):
+                tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
@@ -314,23 +312,10 @@ class LinearAttention:
         tk.store_wait(read=False)
 
     def take_up(self, g, s, c, second, at):
-        """The values as the state takes them up, where scores' warpgroups have not made them. at: the warpgroup, the
-        stage of tokens, the ring of scores."""
+        """The values as the state takes them up. at: the warpgroup, the stage of tokens, the ring of scores."""
         wg, stage, scores = at
-        if not self.taken_up.there:
-            self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
+        self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
         self.second.take_up(g, c, s, second, (self.tile(stage, wg), scores.stage))
-
-    def add_values(self, s, c, wg, at):
-        """The state takes them up. at: the stage of tokens, the ring of scores."""
-        stage, scores = at
-        if self.taken_up.there:
-            tk.mma_AtB(c.s, s.taken_up[scores.stage], s.k[stage])
-            if self.ssd.skips:
-                self.read_values(s, c, wg, stage)
-        else:
-            for values in self.gate.values(c):
-                tk.mma_AB(c.s, values, s.k[stage])
 
     def add_outputs(self, g, s, c, wg, at):
         """What the state gave as queries see it, and what a chunk's tokens give each other, which is under way. at: the

@@ -18,10 +18,9 @@ class StateProducts:
     piece while the one before it is multiplied; and with the delta rule corrected values wait for their product with P
     in shared memory, in the place of the values. One warpgroup has such a state: barrier is its."""
 
-    def __init__(self, spec: LinearSpec, delta, second, barrier: int, shared: bool = False):
-        """shared: values stay in shared memory."""
+    def __init__(self, spec: LinearSpec, delta, second, barrier: int):
         self.spec, self.delta, self.wide, self.barrier = spec, delta, spec.head_dim > NARROW, barrier
-        self.second, self.shared = second, shared or second.there
+        self.second = second
         self.piece = 16 if spec.exact else 32
         both = delta.forward and spec.queried
         self.late = both and self.wide  # do corrected values wait in shared memory?
@@ -83,7 +82,7 @@ class StateProducts:
 
     def add_scores(self, c, s, tile, scores):
         """c.o += V' P' is under way. tile: of values. Those of launches that have little room stay in shared memory."""
-        if self.late or self.shared:
+        if self.late or self.second.there:
             tk.mma_AtBt(c.o, s.v[tile], s.p[scores])
         else:
             tk.mma_ABt(c.o, c.v, s.p[scores])
