@@ -157,10 +157,10 @@ def test_chunks_that_reach_a_segments_end(S, count, longer):
 @pytest.mark.parametrize("count", [3, 2])
 def test_segments_by_blocks(count):
     """The delta rule's forward and dV where gates decide what reaches a segment's end, in the order of the tokens and
-    reversed; heads of all kinds, segments of 11 chunks and of twice 8, of one with a reset in a first half."""
+    reversed; heads of all kinds, segments of 11 chunks and of twice 8, of one with two resets in a first half."""
     q, k, v, g, beta = of_all_kinds(1, 2000, 4, 128, 128)
     if count == 2:
-        g[:, 300, 0] = -120.0
+        g[:, 299:301, 0] = -120.0
     forward = Given(q, k, v, g, beta, state_of(v, 128), F32, blocks=True)
     made = check(forward._replace(updates=True), count, 0.1, groups=2)
     assert made.inverse is None and made.reach.shape[1] == len(made.transfers) == (4 if count == 2 else 3)
