@@ -265,7 +265,7 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("gates_of_the_next_chunk", "self.gate = Gate(spec, self.ssd, self.heads, "
-         "WARPS if self.alone else self.turns.every)", "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
+         "WARPS if self.states_alone else self.turns.every)", "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),

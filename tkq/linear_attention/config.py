@@ -10,10 +10,14 @@ ALL = 1 << 30  # chunks that reach a segment's end, where the state before it do
 @dataclass(frozen=True)
 class LinearConfig:
     """groups: warpgroups of a block that hold 64 rows of the state's V each. stages: chunks of q, k and v that are
-    loaded ahead. registers: of a thread of the producer, of the scores' warpgroup and of the state's warpgroups. heads:
+    loaded ahead. registers: of a thread of the producer, of the scores' warpgroups and of the state's. heads:
     of a block: 1, or 2 that share one of q and k, with a warpgroup of the state each, whose V is 64 at most. scores:
     warpgroups of these: 1, or, of one head, 2 that take chunks in turn. score_stages: chunks whose scores are made
-    ahead. outputs: tiles by which a warpgroup's leave, 1, or 2 by turns."""
+    ahead. outputs: tiles by which a warpgroup's leave, 1, or 2 by turns.
+
+    Raises:
+        ValueError: a stage would be of one warpgroup of scores and then of another (see `engine.turns.ScoreTurns`).
+    """
 
     groups: int = 2
     stages: int = 2
@@ -22,3 +26,8 @@ class LinearConfig:
     scores: int = 1
     score_stages: int = 2
     outputs: int = 1
+
+    def __post_init__(self):
+        if self.stages % self.scores or self.score_stages % self.scores:
+            raise ValueError(f"LinearConfig: stages and score_stages are {self.stages} and {self.score_stages}, "
+                             f"allowed are multiples of scores, {self.scores}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.spec import NARROW, LinearSpec
 
-SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
+SHARED = 222 * 1024  # bytes of a block that tiles may take: 5 KB are left for factors and semaphores
 MOST_STAGES = 4
 # registers: of pairs, where the producer's warpgroup makes what gates are for, too; where scores are made in turn
 OF_PAIRS, IN_TURNS = (40, 104, 184), (24, 144, 200)
@@ -21,25 +21,30 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     if heads != 1 and not (heads == 2 and paired(spec)):
         raise ValueError(f"plan: heads is {heads}, allowed is 1{' or 2' * paired(spec)} for {spec}")
     groups = heads if spec.value_dim <= CHUNK or spec.head_dim > NARROW or groups == 1 else 2
+    if heads == groups == 1 and in_turns(spec):
+        stages, outputs = _room(spec, groups, heads, MOST_STAGES)
+        if stages == MOST_STAGES:  # so that a stage is always the same warpgroup's
+            return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=MOST_STAGES, outputs=outputs)
+    ahead = MOST_STAGES if factors_alone(spec) else 2
+    stages, outputs = _room(spec, groups, heads, ahead)
+    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads, score_stages=ahead,
+                        outputs=outputs)
+
+
+def _room(spec, groups, heads, ahead):
+    """(stages of tokens, tiles for a warpgroup's outputs) that there is room for. ahead: stages of scores."""
     tile = 2 * CHUNK * CHUNK
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
-    turns = heads == groups == 1 and in_turns(spec)
-    ahead = 4 if turns else 2
-    scores = 4 * spec.scored if spec.second else ahead * heads + 2 * spec.exact
+    scores = 4 * spec.scored if spec.second else (ahead if spec.scored else 2) * heads + 2 * spec.exact
     rest = (scores + groups + spec.summed) * tile
     if spec.delta:
         rest += (2 if known else 4) * tile + 1024
-    elif spec.ssd or turns or heads == 2:  # factors of more stages, or of more kinds
+    elif spec.ssd or ahead * heads > 2:  # factors of more stages, or of more kinds
         rest += 2048 * (ahead * heads - 1)
-    stages, outputs = min(MOST_STAGES, (SHARED - rest) // stage), 1
-    if plain(spec) and (SHARED - rest - groups * tile) // stage >= stages:
-        outputs = 2
-    if turns:
-        return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=ahead, outputs=outputs)
-    return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads,
-                        score_stages=4 if factors_alone(spec) else 2, outputs=outputs)
+    stages = min(MOST_STAGES, (SHARED - rest) // stage)
+    return stages, 1 + (plain(spec) and (SHARED - rest - groups * tile) // stage >= stages)
 
 
 def paired(spec: LinearSpec) -> bool:

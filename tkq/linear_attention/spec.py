@@ -263,7 +263,7 @@ class LinearSpec:
         return self.dot and self.writes
 
 
-PARTS = 4  # of sums: one for each 64 of a head's columns
+PARTS = 8  # of sums: one for each 64 of a head's columns, K's and V's, each up to 256 (see `gradients.parts_of`)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def test_two_heads_have_room(gated, stages):
     spec = LinearSpec("bf16", 64, 64, "token", ssd=SsdSpec("bf16", gated=gated))
     config = plan(spec, heads=2)
     assert (config.groups, config.heads, config.stages) == (2, 2, stages)
-    assert stages * (2 + 2 * (1 + gated)) * 8192 + (4 + 2) * 8192 + 4 * 4 * 64 * 4 <= SHARED
+    assert stages * (2 + 2 * (1 + gated)) * 8192 + (4 + 2 * config.outputs) * 8192 + 4 * 4 * 64 * 4 <= SHARED
 
 
 def test_sequences_that_fill_the_gpu_are_left_whole():
@@ -359,7 +359,8 @@ def test_kernels_that_combine(transfer, initial, final, machine_code):
 def test_one_group_has_room(K, V, delta):
     c = plan(LinearSpec("bf16", K, V, "token", delta=delta), 1)
     assert c.groups == 1 and c.stages >= 2
-    assert c.stages * (4 * 64 * K + 8192) + (3 + 4 * bool(delta)) * 8192 <= SHARED
+    rest = c.score_stages + c.outputs + 4 * bool(delta)
+    assert c.stages * (4 * 64 * K + 8192) + rest * 8192 <= SHARED
 
 
 @pytest.mark.parametrize("given", [dict(part="outputs"), dict(part="states"), dict(part="all"),

@@ -1,4 +1,5 @@
 """tkq.mamba2_ssd on the CPU: results, gradients, what is refused, and its kernels."""
+import itertools
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.catalog import shipped
+from tkq.linear_attention.config import LinearConfig
 from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec, SuffixSpec
@@ -147,7 +149,46 @@ def test_each_launch_has_room(P, N):
                  LinearSpec("bf16", N, P, "token", dot=True, reverse=True, ssd=ssd)):
         c = plan(spec)
         tiles = c.stages * (4 * 64 * spec.head_dim + c.groups * (1 + spec.has_x) * 8192)
-        assert c.stages >= 2 and tiles + (2 + c.groups + 2 * spec.dot) * 8192 + 2048 <= SHARED
+        rest = (c.score_stages + c.groups * c.outputs + 2 * spec.dot) * 8192 + 2048 * (c.score_stages - 1)
+        assert c.stages >= 2 and tiles + rest <= SHARED
+
+
+@pytest.mark.parametrize("more, scores", [(dict(), 2), (dict(value_dim=128), 1), (dict(dot=True), 1),
+                                          (dict(gate="none"), 1), (dict(delta="fp32"), 1)])
+def test_who_makes_scores_in_turn(more, scores):
+    """Of one warpgroup of the state, with gates; where four chunks' tokens fit, so that z of 64 columns has none."""
+    spec = LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=64, gate="token") | more)
+    c = plan(spec)
+    assert (c.scores, c.score_stages, c.stages % c.scores) == (scores, 2 * scores, 0)
+    for gated in (False, True):
+        ssd = SsdSpec("bf16", "fp32", True, "fp32", gated=gated)
+        assert plan(LinearSpec("bf16", 128, 64, "token", ssd=ssd)).scores == 2 - gated
+        assert plan(LinearSpec("bf16", 64, 64, "token", ssd=ssd)).scores == 2
+    with pytest.raises(ValueError, match="LinearConfig: stages and score_stages are 3 and 4, allowed are multiples"):
+        LinearConfig(stages=3, scores=2, score_stages=4)
+
+
+def test_a_launch_of_states_alone_has_four_stages_of_factors():
+    ssd = SsdSpec("bf16", "fp32", True)
+    for K, V, steps in itertools.product((32, 64, 128), (32, 64, 128), (None, ssd)):
+        c = plan(LinearSpec("bf16", K, V, "token", None, "fp32", part="states", ssd=steps))
+        tiles = c.stages * (2 * 64 * K + c.groups * 8192)  # no queries
+        assert c.score_stages == 4 and tiles + c.groups * 8192 + 4 * 5 * 256 <= SHARED
+
+
+@pytest.mark.parametrize("K, V", [(144, 256), (256, 144), (256, 256)])
+def test_gates_gradients_of_wide_states(K, V):
+    """Their sums have a part for each 64 columns, of both halves of V."""
+    given = make(V, K) | dict(z=None)
+    leaves = {name: x.detach().requires_grad_() for name, x in given.items() if x is not None}
+    with fake_gpu.launches() as seen:
+        y = tkq.mamba2_ssd(**leaves, dt_softplus=True)
+        torch.autograd.grad(y, [leaves["dt"], leaves["A"]], torch.zeros_like(y))
+        q, k, v = (torch.zeros(1, 128, 2, n).bfloat16().requires_grad_() for n in (K, K, V))
+        g, beta = (torch.zeros(1, 128, 2, requires_grad=True) for _ in range(2))
+        for o in (tkq.linear_attn(q, k, v, g), tkq.gated_delta_rule(q, k, v, g, beta)):
+            torch.autograd.grad(o, [g], torch.zeros_like(o))
+    assert {recipe.args[0].x for recipe, _ in seen if "suffix.kernel" in recipe.builder} <= set(range(1, 9))
 
 
 @pytest.mark.parametrize("given, words", [

@@ -31,7 +31,7 @@ def test_a_block_has_whole_warps():
     assert HEADS == 32 and LANES & (LANES - 1) == 0 and HEADS * LANES <= 1024 and TILE == LANES * EACH
 
 
-@pytest.mark.parametrize("given, words", [(dict(x=0), "x is 0, allowed are 1 to 4"), (dict(less=5), "less is 5"),
+@pytest.mark.parametrize("given, words", [(dict(x=0), "x is 0, allowed are 1 to 8"), (dict(less=9), "less is 9"),
                                           (dict(factor=True), "factor"), (dict(packed="fp32"), "packed")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"SuffixSpec: {words}"):

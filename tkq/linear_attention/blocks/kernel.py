@@ -116,7 +116,7 @@ class DeltaBlocks:
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
         block, segment = self.overlap.sequence(g, block)
-        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.in_turn(block))
+        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.row_of(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         if const_expr(self.overlap.there):

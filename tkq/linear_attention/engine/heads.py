@@ -11,9 +11,9 @@ class Heads:
     with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
     for each head. A stage of the scores has a place for each."""
 
-    def __init__(self, count: int, stages: int = 2, in_turn: bool = False):
-        """stages: of the scores. in_turn: factors of one head are made by all warps of a warpgroup."""
-        self.count, self.places, self.in_turn = count, stages * count, in_turn
+    def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
+        """stages: of the scores. all_warps: factors of one head are made by all warps of a warpgroup, in turn."""
+        self.count, self.places, self.all_warps = count, stages * count, all_warps
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""
@@ -30,9 +30,10 @@ class Heads:
         return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
 
     def makes_factors(self):
-        """Is this one of the warps that do? Of one head it is the scores' first one, of two those from `FACTORS` on."""
+        """Is this one of the warps that do? Of one head the scores' first one, or all; of two those from `FACTORS`
+        on."""
         warp = tk.warp_id() % 4
-        if self.in_turn:
+        if self.all_warps:
             return True
         return warp == 0 if self.count == 1 else (warp >= FACTORS) & (warp < FACTORS + self.count)
 

@@ -33,7 +33,7 @@ from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
+SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' first warpgroup, of the state's (one each)
 
 
 class LinearAttention:
@@ -54,6 +54,7 @@ class LinearAttention:
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
       scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  2 take chunks in turn
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
+                               of states alone the four warps of scores make factors of a chunk each, in turn
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
@@ -61,13 +62,14 @@ class LinearAttention:
       pipe      stages               full (arrivals)            empty (arrivals)
       tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 + 4 groups)
       scores    config.score_stages  warps that make them (4)   warps of the state (4 groups)
+                                     of states alone one        of states alone no others leave tokens
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.alone, self.turns = factors_alone(spec), ScoreTurns(config)
-        self.heads = Heads(config.heads, config.score_stages, self.alone)
-        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.alone else self.turns.every)
+        self.states_alone, self.turns = factors_alone(spec), ScoreTurns(config)
+        self.heads = Heads(config.heads, config.score_stages, self.states_alone)
+        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.states_alone else self.turns.every)
         self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.turns), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -155,7 +157,7 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n, x, warps = c.groups, int(self.spec.has_x), 0 if self.alone else 4  # that read a chunk for its scores
+        n, x, warps = c.groups, int(self.spec.has_x), 0 if self.states_alone else 4  # that read a chunk for its scores
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n * c.outputs),
@@ -168,8 +170,8 @@ class LinearAttention:
                    al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
-        head, make_scores = self.heads.first(head), self.factors.make_in_turn if self.alone else self.make_scores
-        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.in_turn(block))
+        head, make_scores = self.heads.first(head), self.factors.make_in_turn if self.states_alone else self.make_scores
+        g, batch, state, tokens = self.sequences.of_block(g, self.segmented.row_of(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
         (few, some, many), factors = c.registers, self.factors

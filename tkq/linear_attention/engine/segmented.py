@@ -18,7 +18,7 @@ def visited(t, i, reverse):
     return i if t.first is None else t.first + i
 
 
-def counts(reaches, n, reverse: bool):
+def is_needed(reaches, n, reverse: bool):
     """Does a half of a segment, the n-th of all of them, add anything behind the segment? Of two that leave nothing of
     a state the one that is gone through first does not. reaches: what reaches its end and the other one's."""
     mine, other = reaches
@@ -79,7 +79,7 @@ class Segmented:
 
     # ---- device --------------------------------------------------------------------------------
 
-    def in_turn(self, block):
+    def row_of(self, block):
         """Which row of states a block has: of halves first those of which none is left out, so that what has nothing to
         do fills the gaps behind them."""
         if not self.spec.halves:
@@ -109,7 +109,7 @@ class Segmented:
         if not self.spec.halves:
             return reach
         reaches = reach, g.reach[n ^ 1, head]
-        return cutlass.select_(counts(reaches, n, self.spec.reverse), reach, 0)
+        return cutlass.select_(is_needed(reaches, n, self.spec.reverse), reach, 0)
 
     def chunk_of_values(self, g, chunk):
         """Where a chunk's values are read."""
@@ -136,7 +136,7 @@ class Segmented:
         if not self.spec.halves:
             return True
         reaches = g.reach[t.state, t.head], g.reach[t.state ^ 1, t.head]
-        return counts(reaches, t.state, self.spec.reverse)
+        return is_needed(reaches, t.state, self.spec.reverse)
 
     def begin(self) -> Any:
         """The product of the decays so far; None without."""

@@ -10,7 +10,8 @@ BETWEEN = 3  # named barriers of the scores' warpgroups are so far apart: those 
 class ScoreTurns:
     """One warpgroup makes the scores of all chunks. Or, of blocks of one head, two do in turn, every other chunk each:
     what a chunk's scores wait for, gates, products and barriers, is then waited for beside the other's work, and the
-    state has them twice as often."""
+    state has them twice as often. Stages are even in number: a warpgroup that had not seen each turn of a stage could
+    take the one before for its own."""
 
     def __init__(self, config: LinearConfig):
         """every: a warpgroup has every so many-th chunk."""

@@ -138,12 +138,9 @@ class KeyGradients:
             s.read.wait(one)
             self.load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
                                chunk + 1)
-            self.load(g.x, s.x, s.keys, keys, t, self.there(t, chunk - 1))
+            if i + 1 < t.chunks:
+                self.load(g.x, s.x, s.keys, keys, t, chunk - 1)
             one.advance()
-
-    def there(self, t, chunk):
-        """A chunk, or one behind the last, whose tiles are zeros."""
-        return cutlass.select_(chunk >= 0, chunk, t.chunks)
 
     def load(self, g, tiles, pipe, ring, t, i):
         """Chunk i; behind the last one zeros."""

@@ -78,7 +78,7 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         return _Recorded.apply(*given, window_size, True)
     check.refuse_tangent(OP, **dict(zip(NAMES, given)))
     check_call(*given)  # the dispatcher's words name no argument
-    # a program of torch.jit.trace, which runs with either, has gradients make features anew
+    # a traced program runs with and without gradients: it keeps none, and the backward makes them anew
     keep = torch.is_grad_enabled() and not torch.jit.is_tracing() and any(x.requires_grad for x in given)
     return _op(*given, window_size, keep)[0]
 

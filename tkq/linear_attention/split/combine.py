@@ -9,7 +9,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import ALL
-from tkq.linear_attention.engine.segmented import counts
+from tkq.linear_attention.engine.segmented import is_needed
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime.compile import fake
 
@@ -201,7 +201,7 @@ class CombineStates:
             if const_expr(self.spec.halves):
                 way = int(self.spec.reverse)
                 reaches = [x.reach[way, batch, m, head] for m in (n, n ^ 1)]
-                there = counts(reaches, n, self.spec.reverse)
+                there = is_needed(reaches, n, self.spec.reverse)
             if there:
                 self.get(added, x.states[batch, n, head, None, None], here)
 

@@ -31,7 +31,7 @@ def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = N
     packed sequences begin and end, as `edges` has it: sums end with a sequence, end is (N, H); tokens of no sequence
     have 0, whatever is there.
 
-    float32 on a GPU: in float64 within, by two launches, in an order that S alone decides. (torch.cumsum adds in one
+    float32 on a GPU: in float64 within, by two launches, in an order that sizes alone decide. (torch.cumsum adds in one
     that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are asked for.)
     Others by torch.cumsum, in their own type."""
     if x.is_cuda and x.dtype == torch.float32:
