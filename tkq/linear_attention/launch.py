@@ -120,18 +120,17 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None; apart (P, B, S, HO), of each 64
-    columns. dv: with updates what `engine.delta` keeps;
-    with q2 its outputs; or None. With beta and reversed o is the gradient of v, dots beta's. Summed, o and dv are of
-    two neighbouring heads each. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of packed
-    sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
-    checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
-    decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None.
-    transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the transposes, where there are
-    segments; not written where reach has nothing of a state; or None. They are the state of a launch with part
-    "transfers". starts: (B * N, HO, K, V) fp32, the states
-    that segments begin with, reversed those behind them, where there are segments; or None. reach: as `Given` has it,
-    of a forward where it was made; or None."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None; apart (P, B, S, HO), of each 64 columns. dv:
+    with updates what `engine.delta` keeps; with q2 its outputs; or None. With beta and reversed o is the gradient of v,
+    dots beta's. Summed, o and dv are of two neighbouring heads each. of_skip: (B, HO, V), D's gradient, or None; of
+    segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token.
+    checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no
+    checkpoint; or None. decays: (B * N, HO), of segments. inverse: (B, S, HO, 64), of v's dtype, where it was made to
+    come out; or None. transfers: (B * N, HO, K, K) fp32, of what the delta rule's segments make of a state the
+    transposes, where there are segments; not written where reach has nothing of a state; or None. They are the state of
+    a launch with part "transfers". starts: (B * N, HO, K, V) fp32, the states that segments begin with, reversed those
+    behind them, where there are segments; or None. reach: as `Given` has it, of a forward where it was made; or
+    None."""
 
     o: Tensor
     state: Tensor | None

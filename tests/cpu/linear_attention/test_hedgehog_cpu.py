@@ -299,7 +299,7 @@ def test_machine_code_of_other_chunks(machine_code):
 
 @pytest.mark.parametrize("given, words", [
     (dict(dtype="fp32"), "dtype is 'fp32'"), (dict(head_dim=96), "head_dim is 96"),
-    (dict(features=16), "features is 16")])
+    (dict(features=16), "features is 16"), (dict(part="states", keeps=True), "keeps")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"HedgehogSpec: {words}"):
         HedgehogSpec(**dict(dtype="bf16", head_dim=64, features=32) | given)

@@ -206,4 +206,3 @@ class SidePart:
         last = following(tokens, -1)
         if tk.first_warp_of_group():
             tk.store_async(g.dx, self.half(s, side, last), (t.batch, t.head, Int32(last.count[0]), side))
-

@@ -9,6 +9,7 @@ import tkq.tile as tk
 
 DELTA, INVERSE, MOST = range(3)  # columns of `Shared.numbers`
 
+
 class Operands(NamedTuple):
     """q, k, v, do, o: (B, S, H, D). q_map: (H, D, 64). q_features, k_features: (B, S, H, 128). inverse, most: (B, S, H)
     fp32. largest: of inverse, (B, H) fp32. linear, window: factors, (H,) fp32. Made here: dq (B, S, H, D); delta, share

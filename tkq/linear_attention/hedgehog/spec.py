@@ -27,6 +27,8 @@ class HedgehogSpec:
                                    ("features", self.features, FEATURES), ("part", self.part, PARTS)):
             if got not in allowed:
                 raise ValueError(f"HedgehogSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.keeps and self.part == "states":
+            raise ValueError("HedgehogSpec: keeps, allowed is where outputs are made, not with part 'states'")
 
     @property
     def in_place(self) -> bool:

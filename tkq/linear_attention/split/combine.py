@@ -41,10 +41,10 @@ class CombineStates:
     segments: what one segment would do to its state as it decays.
 
     A thread has four elements of a state, and asks for those of eight segments at once. Where segments are halves of
-    others, the states in their middle are not made. With a matrix a block has 16
-    columns of V, a thread one row of K of them: the state before is in shared memory, K x 16, and each thread goes
-    through the column of T's transpose that it needs, which its neighbours' lie beside. Transposed, as the delta rule's
-    gradients have them, T is the transpose of another sequence of states': a thread goes through a row."""
+    others, the states in their middle are not made. With a matrix a block has 16 columns of V, a thread one row of K of
+    them: the state before is in shared memory, K x 16, and each thread goes through the column of T's transpose that it
+    needs, which its neighbours' lie beside. Transposed, as the delta rule's gradients have them, T is the transpose of
+    another sequence of states': a thread goes through a row."""
 
     def __init__(self, spec: CombineSpec):
         self.spec, self.transposed = spec, spec.transfer == "transposed"

@@ -14,10 +14,10 @@ WIDEST = 128  # K: a thread has a row of it
 class CombineSpec:
     """head_dim: K. transfer: what a segment makes of a state before it: "none", nothing; "heads", a factor for each
     head; "columns", for each row of K, too; "matrix", the transpose of a matrix of K x K; "transposed", that matrix.
-    initial, final: dtypes of the state before the first
-    segment and of that behind the last one, or None. reverse: the last segment is the first. reach: with a matrix, of
-    which segments it is nothing is given (see `reach.Reach`). halves: segments are halves of others, whose first states
-    alone are made, and of which some are left out (see `engine.segmented.counts`); with reach."""
+    initial, final: dtypes of the state before the first segment and of that behind the last one, or None. reverse: the
+    last segment is the first. reach: with a matrix, of which segments it is nothing is given (see `reach.Reach`).
+    halves: segments are halves of others, whose first states alone are made, and of which some are left out (see
+    `engine.segmented.is_needed`); with reach."""
 
     head_dim: int
     transfer: str = "none"

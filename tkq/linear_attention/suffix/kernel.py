@@ -1,5 +1,5 @@
-"""Sums from each token to the last: of what gates' gradients are made of, in float64, in an order that the number of
-tokens alone decides."""
+"""Sums from each token to the last: of what gates' gradients are made of, in float64, in an order that sizes alone
+decide."""
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
