@@ -29,8 +29,8 @@ KEYS_LAST = ((KERNEL, KEYS, "pass"), (KERNEL, "tokens.advance()\nkeys.advance()"
 # Outputs behind their gradients, likewise.
 QUERY_KERNEL = "tkq/linear_attention/hedgehog/query_kernel.py"
 OUTPUTS = "tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))"
-OUTPUTS_LAST = ((QUERY_KERNEL, OUTPUTS, "pass"), (QUERY_KERNEL, "self.load(g.b, s.b, s.values, values, t, i)",
-                                                  f"self.load(g.b, s.b, s.values, values, t, i)\n{OUTPUTS}"))
+OUTPUTS_LAST = ((QUERY_KERNEL, OUTPUTS, "pass"), (QUERY_KERNEL, "load_chunk(g.b, s.b, s.values, values, t, i)",
+                                                  f"load_chunk(g.b, s.b, s.values, values, t, i)\n{OUTPUTS}"))
 VALUES = """
             tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])  # the rounded state has left its registers
             tk.mul(c.o, c.o, linear)

@@ -265,7 +265,8 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("gates_of_the_next_chunk", "self.gate = Gate(spec, self.ssd, self.heads, "
-         "WARPS if self.states_alone else self.turns.every)", "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
+         "WARPS if self.states_alone else self.ping_pong.count)", "self.gate = Gate(spec, self.ssd, self.heads)",
+         SPLIT),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
@@ -309,9 +310,9 @@ MUTANTS = (
         ("of_the_other_warp", "row, block = 2 * warp + i % 2, i // 2", "row, block = 6 - 2 * warp + i % 2, i // 2",
          ODD)),
     *family(
-        "linear_turns", "tkq/linear_attention/engine/turns.py",
+        "linear_ping_pong", "tkq/linear_attention/engine/ping_pong.py",
         ("begin_at_the_first_stage", "ring.count[0] = Uint32(wg)", "ring.count[0] = Uint32(0)", PAIRS),
-        ("all_chunks_each", "self.every = config.scores", "self.every = 1", PAIRS)),
+        ("all_chunks_each", "self.count = config.scores", "self.count = 1", PAIRS)),
     *family(
         "linear_neighbours", "tkq/linear_attention/engine/neighbours.py",
         ("other_head_left_out", "x.tensor[i] = x.tensor[i] + element(spare, i)", "pass", NEIGHBOURS),
@@ -327,8 +328,9 @@ MUTANTS = (
         ("factors_written_over",
          "s.scores.acquire_empty(room)\nself.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))",
          "self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))", pressed("reads-linear_pairs")),
-        ("factors_in_turn_from_the_first_stage", "room.count[0] = Uint32(warp)", "room.count[0] = Uint32(0)", SPLIT),
-        ("factors_not_waited_for", "tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
+        ("factors_alone_from_the_first_stage", "room.count[0] = Uint32(warp)", "room.count[0] = Uint32(0)", SPLIT),
+        ("factors_not_waited_for",
+         "tk.sync(self.ping_pong.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
          pressed("naps-linear_pairs"))),
     *family(
         "linear", "tkq/linear_attention/engine/heads.py",

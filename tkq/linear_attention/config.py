@@ -10,13 +10,13 @@ ALL = 1 << 30  # chunks that reach a segment's end, where the state before it do
 @dataclass(frozen=True)
 class LinearConfig:
     """groups: warpgroups of a block that hold 64 rows of the state's V each. stages: chunks of q, k and v that are
-    loaded ahead. registers: of a thread of the producer, of the scores' warpgroups and of the state's. heads:
-    of a block: 1, or 2 that share one of q and k, with a warpgroup of the state each, whose V is 64 at most. scores:
-    warpgroups of these: 1, or, of one head, 2 that take chunks in turn. score_stages: chunks whose scores are made
-    ahead. outputs: tiles by which a warpgroup's leave, 1, or 2 by turns.
+    loaded ahead. registers: of a thread of the producer, of the scores' warpgroups and of the state's. heads: of a
+    block: 1, or 2 that share one of q and k, with a warpgroup of the state each, whose V is 64 at most. scores:
+    warpgroups that make scores: 1, or, with one head, 2 in ping-pong. score_stages: chunks whose scores are made ahead.
+    outputs: tiles through which a warpgroup's outputs leave: 1, or 2, double-buffered.
 
     Raises:
-        ValueError: a stage would be of one warpgroup of scores and then of another (see `engine.turns.ScoreTurns`).
+        ValueError: stages or score_stages is no multiple of scores (see `engine.ping_pong.ScorePingPong`).
     """
 
     groups: int = 2

@@ -21,8 +21,8 @@ def put(to, tiles, x, at, barrier, wg, free: Constexpr[bool] = False):
 
 
 @cute.jit
-def put_by_turns(to, tiles, x, at, barrier, wg):
-    """Likewise, by two tiles of each warpgroup, one for even chunks and one for odd ones, so that its warps meet once.
+def put_double_buffered(to, tiles, x, at, barrier, wg):
+    """Likewise, double-buffered: a warpgroup has two tiles, for even chunks and for odd ones, and its warps meet once.
     """
     tile = tiles[2 * wg + at[2] % 2]
     tk.store_T(tile, x)

@@ -6,8 +6,8 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 5 KB are left for factors and semaphores
 MOST_STAGES = 4
-# registers: of pairs, where the producer's warpgroup makes what gates are for, too; where scores are made in turn
-OF_PAIRS, IN_TURNS = (40, 104, 184), (24, 144, 200)
+# registers: of pairs, where the producer's warpgroup makes what gates are for, too; where scores are made in ping-pong
+OF_PAIRS, PING_PONG = (40, 104, 184), (24, 144, 200)
 
 
 def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
@@ -21,10 +21,10 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     if heads != 1 and not (heads == 2 and paired(spec)):
         raise ValueError(f"plan: heads is {heads}, allowed is 1{' or 2' * paired(spec)} for {spec}")
     groups = heads if spec.value_dim <= CHUNK or spec.head_dim > NARROW or groups == 1 else 2
-    if heads == groups == 1 and in_turns(spec):
+    if heads == groups == 1 and ping_pong(spec):
         stages, outputs = _room(spec, groups, heads, MOST_STAGES)
         if stages == MOST_STAGES:  # so that a stage is always the same warpgroup's
-            return LinearConfig(groups, stages, IN_TURNS, scores=2, score_stages=MOST_STAGES, outputs=outputs)
+            return LinearConfig(groups, stages, PING_PONG, scores=2, score_stages=MOST_STAGES, outputs=outputs)
     ahead = MOST_STAGES if factors_alone(spec) else 2
     stages, outputs = _room(spec, groups, heads, ahead)
     return LinearConfig(groups, stages, OF_PAIRS if heads == 2 else _registers(spec, groups), heads, score_stages=ahead,
@@ -61,8 +61,8 @@ def plain(spec: LinearSpec) -> bool:
     return spec.writes and spec.scored and not (spec.delta or spec.dot or spec.second)
 
 
-def in_turns(spec: LinearSpec) -> bool:
-    """Are scores worth two warpgroups, which take chunks in turn? With gates and one warpgroup of the state: without,
+def ping_pong(spec: LinearSpec) -> bool:
+    """Are scores worth two warpgroups in ping-pong? With gates and one warpgroup of the state: without,
     they do not take longer than what the state does with them. Not those for which registers are short."""
     return plain(spec) and spec.gated and spec.head_dim <= NARROW
 

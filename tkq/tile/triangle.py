@@ -18,7 +18,12 @@ def apply_triangle(dst, f, *operands, apart=0, upper=False):
 
     Each warp has code for its own 16 rows: what none of them has is not computed, and only in the 16 columns around
     the diagonal elements are compared. dst: a tile of bf16 or fp16, 64 x 64. apart: 0, or 1 without the diagonal.
-    Operands: as of ``apply_narrow``. Whole warps call it."""
+    Operands: as of ``apply_narrow``. Whole warps call it. Causal weights of scores s, with sums of gates of rows and
+    columns: ``apply_triangle(p, lambda s, i, j: s * exp2(i - j), s, rows, cols)``.
+
+    Raises:
+        TypeError: dst or an operand is of a type that ``apply_narrow`` refuses.
+        ValueError: dst is not 64 x 64, an operand has another width, apart is neither 0 nor 1."""
     check_narrow("apply_triangle", (dst,), operands)
     if dst.cols != _ROWS:
         raise ValueError(f"apply_triangle: dst is {dst}, allowed are tiles of 64 x 64")

@@ -155,7 +155,7 @@ def test_each_launch_has_room(P, N):
 
 @pytest.mark.parametrize("more, scores", [(dict(), 2), (dict(value_dim=128), 1), (dict(dot=True), 1),
                                           (dict(gate="none"), 1), (dict(delta="fp32"), 1)])
-def test_who_makes_scores_in_turn(more, scores):
+def test_scores_in_ping_pong(more, scores):
     """Of one warpgroup of the state, with gates; where four chunks' tokens fit, so that z of 64 columns has none."""
     spec = LinearSpec(**dict(dtype="bf16", head_dim=128, value_dim=64, gate="token") | more)
     c = plan(spec)

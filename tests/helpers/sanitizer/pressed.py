@@ -156,7 +156,7 @@ def linear():
 
 
 def linear_pairs():
-    """Two heads a block, whose gates have warps of their own; one, whose scores are made in turn."""
+    """Two heads a block, whose gates have warps of their own; one, whose scores two warpgroups make in ping-pong."""
     from tests.gpu.linear_attention import test_heads as cases
     given = cases.forward(cases.make_ssd(2, 460, H=12, G=2, P=64, N=128, without=(), D_dims=2), cases.F32)
     cases.check(given, 1.0)

@@ -6,10 +6,10 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Uint32, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.engine.ping_pong import ScorePingPong
 from tkq.linear_attention.engine.segmented import visited
-from tkq.linear_attention.engine.turns import ScoreTurns
 
-WARPS = 4  # of a warpgroup
+WARPS = tk.WARPGROUP // 32
 
 
 class FactorWarps:
@@ -18,11 +18,11 @@ class FactorWarps:
     there factors are handed over.
 
     A launch that makes states alone waits for nothing but factors, and for those of a chunk longer than the state works
-    with it. So all warps of the scores' warpgroup make them in turn."""
+    with it. So each warp of the scores' warpgroup makes those of every fourth chunk."""
 
-    def __init__(self, gate: Any, barrier: int, turns: ScoreTurns):
+    def __init__(self, gate: Any, barrier: int, ping_pong: ScorePingPong):
         """barrier: the first one's number. count: of these warps; 0 where a first warp of scores makes the factors."""
-        self.gate, self.heads, self.turns, self.barrier = gate, gate.heads, turns, barrier
+        self.gate, self.heads, self.ping_pong, self.barrier = gate, gate.heads, ping_pong, barrier
         self.count = gate.own_warps * gate.heads.count
 
     @cute.jit
@@ -50,7 +50,7 @@ class FactorWarps:
             room.advance()
 
     @cute.jit
-    def make_in_turn(self, g, s, t, wg):
+    def make_alone(self, g, s, t, wg):
         """Where there are no scores, by the warps of a warpgroup, every fourth chunk each."""
         room, reverse, warp = s.scores.ring(), self.gate.spec.reverse, tk.warp_id() % WARPS
         room.count[0] = Uint32(warp)
@@ -66,4 +66,4 @@ class FactorWarps:
 
     def meet(self, wg):
         """A chunk's factors are there: all that share the barrier. wg: of scores."""
-        tk.sync(self.turns.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)
+        tk.sync(self.ping_pong.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)

@@ -12,7 +12,7 @@ class Heads:
     for each head. A stage of the scores has a place for each."""
 
     def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
-        """stages: of the scores. all_warps: factors of one head are made by all warps of a warpgroup, in turn."""
+        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, of every fourth chunk."""
         self.count, self.places, self.all_warps = count, stages * count, all_warps
 
     def blocks(self, heads):

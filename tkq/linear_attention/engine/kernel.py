@@ -21,13 +21,13 @@ from tkq.linear_attention.engine.heads import Heads
 from tkq.linear_attention.engine.neighbours import Neighbours
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
+from tkq.linear_attention.engine.ping_pong import ScorePingPong
 from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.scores import Scores
 from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented, visited
 from tkq.linear_attention.engine.ssd import Ssd
-from tkq.linear_attention.engine.turns import ScoreTurns
-from tkq.linear_attention.outputs import put, put_by_turns
+from tkq.linear_attention.outputs import put, put_double_buffered
 from tkq.linear_attention.plan import factors_alone
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -52,9 +52,9 @@ class LinearAttention:
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
-      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  2 take chunks in turn
+      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  (2: ping-pong by chunks)
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
-                               of states alone the four warps of scores make factors of a chunk each, in turn
+                               of states alone: factors, each fourth chunk by each of the scores' warps
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
@@ -67,10 +67,10 @@ class LinearAttention:
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.states_alone, self.turns = factors_alone(spec), ScoreTurns(config)
+        self.states_alone, self.ping_pong = factors_alone(spec), ScorePingPong(config)
         self.heads = Heads(config.heads, config.score_stages, self.states_alone)
-        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.states_alone else self.turns.every)
-        self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.turns), element_type(spec.dtype)
+        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.states_alone else self.ping_pong.count)
+        self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.ping_pong), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True, inverse=spec.inverse)
@@ -170,7 +170,7 @@ class LinearAttention:
                    al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
-        head, make_scores = self.heads.first(head), self.factors.make_in_turn if self.states_alone else self.make_scores
+        head, make_scores = self.heads.first(head), self.factors.make_alone if self.states_alone else self.make_scores
         g, batch, state, tokens = self.sequences.of_block(g, self.segmented.row_of(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
@@ -220,7 +220,7 @@ class LinearAttention:
         """P of each chunk, and beside it, of one head, what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
-        first, every = self.turns.begin(wg, ring, out), self.turns.every
+        first, every = self.ping_pong.begin(wg, ring, out), self.ping_pong.count
         gates, mine = self.gate.begin(g, t, self.order(t, first)), self.delta.begin(g, t, self.order(t, first))
         self.scores.begin(s, t, first, ring, x, self.early)
         for i in cutlass.range(first, t.chunks, every, unroll=1):
@@ -246,7 +246,7 @@ class LinearAttention:
                 self.second.put(s, x, p, gates, (ring.stage, out.stage), self.scores.put)
             tk.mma_wait(0)
             s.tokens.release(ring)
-            self.turns.advance(ring)
+            self.ping_pong.advance(ring)
             self.delta.put(s.delta, x, mine, between, out.stage)
             if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
                 self.gate.ask(g, t, self.order(t, i + every), gates)
@@ -255,7 +255,7 @@ class LinearAttention:
             self.delta.invert(s.delta, tk.rt_fl(CHUNK), mine, out.stage)
             tk.publish()
             s.scores.commit(out)
-            self.turns.advance(out)
+            self.ping_pong.advance(out)
         tk.mma_wait(0)
 
     @cute.jit
@@ -383,5 +383,5 @@ class LinearAttention:
 
     def put(self, to, s, t, x, chunk, wg):
         """A chunk's outputs."""
-        send = put_by_turns if self.config.outputs == 2 else put
+        send = put_double_buffered if self.config.outputs == 2 else put
         send(to, s.o, x, (t.batch, self.neighbours.head(t), chunk, t.part), OUT_BARRIER, wg)

@@ -40,11 +40,13 @@ class Scores:
 
     def put(self, tile, p, apart=None):
         """P to shared memory. apart: by how many tokens those are apart that see each other, at least."""
-        half, apart = self.half and apart is None, self.apart if apart is None else apart
-        if half:
-            pass
-        elif self.spec.reverse:
+        if not self.half or apart is not None:
+            self.hide(p, self.apart if apart is None else apart)
+        tk.store(tile, p)
+
+    def hide(self, p, apart):
+        """0 for those that are not seen."""
+        if self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
             tk.right_fill(p, 1 - apart, 0.0, diagonal=True)
-        tk.store(tile, p)

@@ -13,7 +13,14 @@ from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.key_rows import RowsPart
 from tkq.linear_attention.hedgehog.key_side import SidePart
 from tkq.linear_attention.hedgehog.key_tiles import Globals, Operands, Shared, visited
-from tkq.linear_attention.hedgehog.sides import FEATURES, SIDE_WARPS, SIDES, features_of_y
+from tkq.linear_attention.hedgehog.sides import (
+    FEATURES,
+    SIDE_WARPS,
+    SIDES,
+    features_of_y,
+    load_chunk,
+    load_features,
+)
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -125,30 +132,19 @@ class KeyGradients:
         tk.prefetch(g.x_map, g.x, g.a, g.y, g.b, g.of_x, g.of_y, g.dx, g.dv)
         tk.load_async(s.x_map[0], g.x_map, (t.head, 0, 0), s.map_pipe.acquire(s.map_pipe.ring()))
         keys, one, queries, gradients = (pipe.ring() for pipe in (s.keys, s.values, s.queries, s.gradients))
-        self.load(g.x, s.x, s.keys, keys, t, visited(t, 0))
-        self.load(g.y, s.y, s.queries, queries, t, t.chunks)
-        self.load(g.b, s.b, s.gradients, gradients, t, t.chunks)
+        load_chunk(g.x, s.x, s.keys, keys, t, visited(t, 0))
+        load_chunk(g.y, s.y, s.queries, queries, t, t.chunks)
+        load_chunk(g.b, s.b, s.gradients, gradients, t, t.chunks)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(t, i)
             tk.load_async(s.a[0], g.a, (t.batch, t.head, chunk, 0), s.values.acquire(one))
-            self.load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t,
+            load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t,
                                cutlass.select_(i > 0, chunk, t.chunks))
-            self.load(g.b, s.b, s.gradients, gradients, t, chunk)
-            self.load(g.y, s.y, s.queries, queries, t, chunk)
+            load_chunk(g.b, s.b, s.gradients, gradients, t, chunk)
+            load_chunk(g.y, s.y, s.queries, queries, t, chunk)
             s.read.wait(one)
-            self.load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
+            load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
                                chunk + 1)
             if i + 1 < t.chunks:
-                self.load(g.x, s.x, s.keys, keys, t, chunk - 1)
+                load_chunk(g.x, s.x, s.keys, keys, t, chunk - 1)
             one.advance()
-
-    def load(self, g, tiles, pipe, ring, t, i):
-        """Chunk i; behind the last one zeros."""
-        tk.load_async(tiles[ring.stage], g, (t.batch, t.head, i, 0), pipe.acquire(ring))
-        ring.advance()
-
-    def load_features(self, g, tiles, pipe, ring, t, i):
-        """Of both sides."""
-        sem = pipe.acquire(ring)
-        for side in range(SIDES):
-            tk.load_async(tiles[side], g, (t.batch, t.head, i, side), sem)

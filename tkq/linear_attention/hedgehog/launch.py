@@ -87,11 +87,17 @@ def features(given: Given) -> tuple:
 
 
 def _launcher(given, part=None, keep=False):
-    q, F = given.q, given.q_map.shape[2]
-    key = q.get_device(), q.dtype, q.shape[3], F, part, keep
+    F = given.q_map.shape[2]
+    return _function(given.q, ("forward", F, part, keep),
+                     lambda dtype, D: recipe(HedgehogSpec(dtype, D, F, part, keep)))
+
+
+def _function(x, what, recipe_of):
+    """The function of the kernel that `what` and x (.., D) decide. recipe_of: its recipe, of x's dtype and D."""
+    key = *what, x.get_device(), x.dtype, x.shape[-1]
     if key not in _launchers:
-        arch.require_hopper(q.device)
-        _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], F, part, keep)))
+        arch.require_hopper(x.device)
+        _launchers[key] = function(recipe_of(dtypes.name_of(x.dtype), x.shape[-1]))
     return _launchers[key]
 
 
@@ -123,13 +129,9 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
     B, S, H = inverse.shape
     found = torch.empty(2, B, H, S, device=q.device, dtype=torch.float32)
     if q.numel():
-        key = "window", q.get_device(), q.dtype, q.shape[3]
-        if key not in _launchers:
-            arch.require_hopper(q.device)
-            _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
+        launch = _function(q, ("window",), lambda dtype, D: window_recipe(WindowSpec(dtype, D)))
         numbers = inverse, delta, delta if less is None else less
-        _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
-                        q.shape[3]**-0.5)
+        launch(q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found), q.shape[3]**-0.5)
     return found.transpose(2, 3)
 
 
@@ -172,15 +174,12 @@ def query_gradients(given: OfQueries) -> Queries:
     """Of queries, whose map has 64 columns."""
     q, *others = given
     B, S, H, D = q.shape
-    dq, (delta, share) = torch.empty_like(q, memory_format=CONTIGUOUS), torch.empty(2, B, S, H, device=q.device,
-                                                                                    dtype=torch.float32)
+    dq = torch.empty_like(q, memory_format=CONTIGUOUS)
+    delta, share = torch.empty(2, B, S, H, device=q.device, dtype=torch.float32)
     found, dmap = (torch.empty(shape, device=q.device, dtype=torch.float32)
                    for shape in ((2, B, H, S), (B, H, D, given.q_map.shape[2])))
-    key = "queries", q.get_device(), q.dtype, D
-    if key not in _launchers:
-        arch.require_hopper(q.device)
-        _launchers[key] = function(queries_recipe(GradientSpec(dtypes.name_of(q.dtype), D)))
-    _launchers[key](q, (*others, dq, delta, share, found, dmap), exponents(D))
+    launch = _function(q, ("queries",), lambda dtype, D: queries_recipe(GradientSpec(dtype, D)))
+    launch(q, (*others, dq, delta, share, found, dmap), exponents(D))
     return Queries(dq, delta, share, found.transpose(2, 3), dmap)
 
 
@@ -214,9 +213,6 @@ def key_gradients(given: OfKeys) -> tuple:
     B, _, H, D = k.shape
     dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, given.v))
     dmap = torch.empty(B, H, D, given.k_map.shape[2], device=k.device, dtype=torch.float32)
-    key = "keys", k.get_device(), k.dtype, D
-    if key not in _launchers:
-        arch.require_hopper(k.device)
-        _launchers[key] = function(keys_recipe(GradientSpec(dtypes.name_of(k.dtype), D)))
-    _launchers[key](k, (*others, dk, dv, dmap), exponents(D))
+    launch = _function(k, ("keys",), lambda dtype, D: keys_recipe(GradientSpec(dtype, D)))
+    launch(k, (*others, dk, dv, dmap), exponents(D))
     return dk, dv, dmap

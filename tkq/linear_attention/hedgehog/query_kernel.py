@@ -14,7 +14,14 @@ from tkq.linear_attention.hedgehog.query_deltas import DELTA_WARPS, bring_number
 from tkq.linear_attention.hedgehog.query_side import SidePart
 from tkq.linear_attention.hedgehog.query_tiles import Globals, Operands, Shared
 from tkq.linear_attention.hedgehog.query_window import WindowPart
-from tkq.linear_attention.hedgehog.sides import FEATURES, SIDE_WARPS, SIDES, features_of_y
+from tkq.linear_attention.hedgehog.sides import (
+    FEATURES,
+    SIDE_WARPS,
+    SIDES,
+    features_of_y,
+    load_chunk,
+    load_features,
+)
 from tkq.linear_attention.hedgehog.spec import GradientSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -145,27 +152,16 @@ class QueryGradients:
         tk.prefetch(g.x_map, g.x, g.a, g.o, g.y, g.b, g.of_x, g.of_y, g.dx)
         tk.load_async(s.x_map[0], g.x_map, (t.head, 0, 0), s.map_pipe.acquire(s.map_pipe.ring()))
         queries, one, keys, values = (pipe.ring() for pipe in (s.queries, s.outputs, s.keys, s.values))
-        self.load(g.y, s.y, s.keys, keys, t, t.chunks)
-        self.load(g.b, s.b, s.values, values, t, t.chunks)
+        load_chunk(g.y, s.y, s.keys, keys, t, t.chunks)
+        load_chunk(g.b, s.b, s.values, values, t, t.chunks)
         for i in cutlass.range(t.chunks, unroll=1):
             tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))
-            self.load(g.x, s.x, s.queries, queries, t, i)
-            self.load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
+            load_chunk(g.x, s.x, s.queries, queries, t, i)
+            load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
             tk.load_async(s.a[0], g.a, (t.batch, t.head, i, 0), s.gradients.acquire(one))
-            self.load(g.b, s.b, s.values, values, t, i)
-            self.load(g.y, s.y, s.keys, keys, t, i)
+            load_chunk(g.b, s.b, s.values, values, t, i)
+            load_chunk(g.y, s.y, s.keys, keys, t, i)
             s.states.wait(one)
-            self.load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
+            load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
                                cutlass.select_(i > 0, i - 1, t.chunks))
             one.advance()
-
-    def load(self, g, tiles, pipe, ring, t, i):
-        """Chunk i; behind the last one zeros."""
-        tk.load_async(tiles[ring.stage], g, (t.batch, t.head, i, 0), pipe.acquire(ring))
-        ring.advance()
-
-    def load_features(self, g, tiles, pipe, ring, t, i):
-        """Of both sides."""
-        sem = pipe.acquire(ring)
-        for side in range(SIDES):
-            tk.load_async(tiles[side], g, (t.batch, t.head, i, side), sem)

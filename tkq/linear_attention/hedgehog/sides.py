@@ -30,6 +30,19 @@ def features_of_y(s, side):
     return s.of_y[side * Int32(s.of_y.stages // SIDES)]
 
 
+def load_chunk(g, tiles, pipe, ring, t, i):
+    """A producer's: chunk i of g is on its way to the ring's stage; behind the last chunk zeros."""
+    tk.load_async(tiles[ring.stage], g, (t.batch, t.head, i, 0), pipe.acquire(ring))
+    ring.advance()
+
+
+def load_features(g, tiles, pipe, ring, t, i):
+    """A producer's: features of chunk i, of each side to its tile."""
+    sem = pipe.acquire(ring)
+    for side in range(SIDES):
+        tk.load_async(tiles[side], g, (t.batch, t.head, i, side), sem)
+
+
 @cute.jit
 def put_state(s, c, side):
     """State, rounded, to shared memory, where sums are; then the side's warps meet."""
