@@ -110,8 +110,8 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path | None = None, wheels: 
         print(f"{trusted.shown(path)}: {len(objects)} kernels, {size / 1e6:.2f} MB; TKQ_BUNDLE={trusted.shown(folder)} "
               "uses it")
     if wheels:
-        print(f"{trusted.shown(written)}: {len(objects)} kernels, {written.stat().st_size / 1e6:.1f} MB; pip installs "
-              "it")
+        print(f"{trusted.shown(written)}: {len(objects)} kernels, {written.stat().st_size / 1e6:.2f} MB; pip "
+              "installs it")
     return 0
 
 

@@ -79,7 +79,7 @@ def test_what_is_installed_is_found(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(build, "_cache", Cache(tmp_path / "cache"))
     assert precompile.into_bundle([KERNEL], 1, wheels=tmp_path / "dist") == 0
     (path,) = (tmp_path / "dist").iterdir()
-    assert f"{path}: 1 kernels, 0.0 MB; pip installs it" in capsys.readouterr().out
+    assert f"{path}: 1 kernels, {path.stat().st_size / 1e6:.2f} MB; pip installs it" in capsys.readouterr().out
     place = tmp_path / "site"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(place)
