@@ -114,6 +114,11 @@ class Given(NamedTuple):
         return "query" if self.q2 is not None else "pair" if self.k2 is not None else None
 
     @property
+    def gated(self) -> bool:
+        """Does the state decay, without the delta rule?"""
+        return self.beta is None and not self.g is self.steps is self.kept is None
+
+    @property
     def dot(self) -> bool:
         """Are there sums of o times x?"""
         return self.x is not None and not (self.steps and self.steps.gated)
@@ -262,11 +267,10 @@ def final_state(given, heads, segments=1):
 
 def _of_segments(given, heads):
     """Room for what segments make of states: what they add, (B * N, HO, C, K), and factors (B * N, HO) or None."""
-    rows, (K, V), beta = given.q.shape[0] * given.segments, (given.q.shape[3], given.v.shape[3]), given.beta
+    rows, K, V = given.q.shape[0] * given.segments, given.q.shape[3], given.v.shape[3]
     columns = K if given.part == "transfers" else V
-    gated = beta is None and not given.g is given.steps is given.kept is None
     states = torch.empty(rows, heads, columns, K, device=given.v.device, dtype=torch.float32)
-    return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if gated else None
+    return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if given.gated else None
 
 
 def no_states(q, v, cu, v_first, dtype=torch.float32, heads=None) -> Tensor:

@@ -33,12 +33,12 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
 
 def _room(spec, groups, heads, ahead):
     """(stages of tokens, tiles for a warpgroup's outputs) that there is room for. ahead: stages of scores."""
-    tile = 2 * CHUNK * CHUNK
-    operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
+    tile, alone = 2 * CHUNK * CHUNK, factors_alone(spec)
+    operands, values = 2 - alone + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     known = spec.inverse == "in"
     stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
     scores = 4 * spec.scored if spec.second else (ahead if spec.scored else 2) * heads + 2 * spec.exact
-    rest = (scores + groups + spec.summed) * tile
+    rest = 0 if alone else (scores + groups + spec.summed) * tile
     if spec.delta:
         rest += (2 if known else 4) * tile + 1024
     elif spec.ssd or ahead * heads > 2:  # factors of more stages, or of more kinds
@@ -49,9 +49,9 @@ def _room(spec, groups, heads, ahead):
 
 def paired(spec: LinearSpec) -> bool:
     """Can a block have two heads that share one of q and k? Each has a warpgroup of the state, and scores of its own
-    made of the same products. K is 128 at most, and there are no sums of o times x, whose scores are in two parts: with
+    made of the same products, or, of states alone, gates. K is 128 at most, and there are no sums of o times x, whose scores are in two parts: with
     more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
-    one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
+    one = spec.delta or spec.dot or spec.second or not (spec.scored or factors_alone(spec))
     found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return spec.value_dim <= CHUNK and spec.head_dim <= NARROW and not (one or found)
 

@@ -16,6 +16,7 @@ from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import Given, Steps, recipe
 from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
+from tkq.linear_attention.split import launch as split_launch
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
 from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
@@ -77,7 +78,7 @@ def test_few_sequences_with_shared_keys_are_cut_where_that_is_worth_it():
 @pytest.mark.parametrize("more", [
     dict(head_dim=144), dict(value_dim=80), dict(delta="fp32"), dict(gate="token", dot=True), dict(second="query"),
     dict(others=True), dict(packed="int32"), dict(pool="int32", initial="fp32", final="fp32"),
-    dict(checkpoints="fp32"), dict(part="states", final="fp32"), dict(part="outputs", initial="fp32")])
+    dict(checkpoints="fp32"), dict(part="states", final="fp32"), dict(part="transfers", final="fp32", delta="fp32")])
 def test_what_has_one_head_a_block(more):
     spec = LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | more)
     with pytest.raises(ValueError, match="plan: heads is 2, allowed is 1 for"):
@@ -92,6 +93,17 @@ def test_two_heads_have_room(gated, stages):
     config = plan(spec, heads=2)
     assert (config.groups, config.heads, config.stages) == (2, 2, stages)
     assert stages * (2 + 2 * (1 + gated)) * 8192 + (4 + 2 * config.outputs) * 8192 + 4 * 4 * 64 * 4 <= SHARED
+
+
+def test_segments_of_two_heads():
+    """By what `split` does not choose yet: of gates, states are those of two heads, too; without, of one."""
+    q, k, v = operands(4, S=512)
+    for g, heads in ((torch.zeros(4), 2), (torch.zeros(1, 512, 4), 2), (None, 1)):
+        with fake_gpu.launches() as seen:
+            split_launch.in_segments(Given(q[:, :, :2], k[:, :, :2], v, g), 1.0, Split(2, 3, 2))
+        (states, _), (_, (made, *_)), (outputs, args) = seen
+        assert [r.args[0].part for r in (states, outputs)] == ["states", "outputs"] and made.shape[:3] == (1, 3, 4)
+        assert [r.args[1].heads for r in (states, outputs)] == [heads, 2] and args[1][5].shape[:2] == (3, 4)
 
 
 def test_sequences_that_fill_the_gpu_are_left_whole():
@@ -326,6 +338,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
            "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers", reach=True),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
+           "states of two heads": replace(STATES, value_dim=64),
            "outputs by blocks": replace(OF_BLOCKS, updates=True), "forward by blocks": OF_BLOCKS,
            "overlapping": replace(OF_BLOCKS, part=None, blocks=False, reach=True, final="fp32"),
            "states by blocks": replace(STATES, delta="fp32", reverse=True, blocks=True, **HALVES),
@@ -333,16 +346,21 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 
 
+def heads_of(name):
+    """Of a block."""
+    return 1 + name.endswith("two heads")
+
+
 # Of outputs, of what a delta rule hands on and of sums those with the fewest registers to spare; states alone, which
 # have the most waits.
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.sampled(when=lambda name: name in ("states", "delta transfers", "gradients by blocks", "sums of pairs",
                                            "overlapping"))
-@pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name]))
+@pytest.mark.machine_code(recipe=lambda name: recipe(KERNELS[name], heads=heads_of(name)))
 def test_kernels_of_segments(name, machine_code):
     """No spills, but a few numbers of outputs by blocks and of overlapping segments; states alone load no
     queries and store nothing by TMA but inverses."""
-    sass.assert_sass(machine_code, expectation(KERNELS[name]))
+    sass.assert_sass(machine_code, expectation(KERNELS[name], heads_of(name)))
 
 
 @pytest.mark.parametrize("transfer, initial, final", [("heads", "bf16", "fp32"), ("matrix", None, "fp32"),

@@ -172,8 +172,8 @@ def test_a_launch_of_states_alone_has_four_stages_of_factors():
     ssd = SsdSpec("bf16", "fp32", True)
     for K, V, steps in itertools.product((32, 64, 128), (32, 64, 128), (None, ssd)):
         c = plan(LinearSpec("bf16", K, V, "token", None, "fp32", part="states", ssd=steps))
-        tiles = c.stages * (2 * 64 * K + c.groups * 8192)  # no queries
-        assert c.score_stages == 4 and tiles + c.groups * 8192 + 4 * 5 * 256 <= SHARED
+        tiles = c.stages * (2 * 64 * K + c.groups * 8192)  # no queries, no outputs
+        assert c.stages == c.score_stages == 4 and tiles + 4 * c.heads * 5 * 256 <= SHARED
 
 
 @pytest.mark.parametrize("K, V", [(144, 256), (256, 144), (256, 256)])

@@ -9,8 +9,6 @@ import tkq.tile as tk
 from tkq.linear_attention.engine.ping_pong import ScorePingPong
 from tkq.linear_attention.engine.segmented import visited
 
-WARPS = tk.WARPGROUP // 32
-
 
 class FactorWarps:
     """With two heads a block's scores would wait for the factors of both. So each head has a warp beside the producer
@@ -18,7 +16,8 @@ class FactorWarps:
     there factors are handed over.
 
     A launch that makes states alone waits for nothing but factors, and for those of a chunk longer than the state works
-    with it. So each warp of the scores' warpgroup makes those of every fourth chunk."""
+    with it. So each warp of the scores' warpgroup makes those of every fourth chunk, or, of two heads, of its head's
+    every second one."""
 
     def __init__(self, gate: Any, barrier: int, ping_pong: ScorePingPong):
         """barrier: the first one's number. count: of these warps; 0 where a first warp of scores makes the factors."""
@@ -34,34 +33,25 @@ class FactorWarps:
             if tk.warp_id() % 4 == 0:
                 produce(g, s, t)
             else:
-                self.make(g, s, t)
+                self.make(g, s, t, 0)
 
     @cute.jit
-    def make(self, g, s, t):
-        """Of each chunk, by the warp of each head."""
-        room, reverse = s.scores.ring(), self.gate.spec.reverse
-        numbers = self.gate.first(g, t, visited(t, 0, reverse))
-        for i in cutlass.range(t.chunks, unroll=1):
+    def make(self, g, s, t, wg):
+        """Of the chunks that are this warp's, of the head that is."""
+        room, reverse, every = s.scores.ring(), self.gate.spec.reverse, self.heads.every
+        first = self.heads.first_chunk()
+        room.count[0] = Uint32(first)
+        numbers = self.gate.first(g, t, visited(t, first, reverse))
+        for i in cutlass.range(first, t.chunks, every, unroll=1):
             logs = self.gate.logs(g, self.heads.of_warp(t), visited(t, i, reverse), numbers)
-            self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)
+            self.gate.follow(g, t, visited(t, i + every, reverse), numbers)
             s.scores.acquire_empty(room)
             self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))
-            self.meet(0)
-            room.advance()
-
-    @cute.jit
-    def make_alone(self, g, s, t, wg):
-        """Where there are no scores, by the warps of a warpgroup, every fourth chunk each."""
-        room, reverse, warp = s.scores.ring(), self.gate.spec.reverse, tk.warp_id() % WARPS
-        room.count[0] = Uint32(warp)
-        numbers = self.gate.first(g, t, visited(t, warp, reverse))
-        for i in cutlass.range(warp, t.chunks, WARPS, unroll=1):
-            logs = self.gate.logs(g, t, visited(t, i, reverse), numbers)
-            self.gate.follow(g, t, visited(t, i + WARPS, reverse), numbers)
-            s.scores.acquire_empty(room)
-            self.gate.sums(g, logs, s.gate, room.stage)
-            s.scores.commit(room)
-            for _ in cutlass.range_constexpr(WARPS):
+            if const_expr(self.heads.all_warps):
+                s.scores.commit(room)
+            else:
+                self.meet(wg)
+            for _ in cutlass.range_constexpr(every):
                 room.advance()
 
     def meet(self, wg):

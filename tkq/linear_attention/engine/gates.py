@@ -51,7 +51,7 @@ class Gate:
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
         self.kept = spec.kept is not None
-        self.own_warps = self.gated and heads.count == 2  # for factors, beside the producer
+        self.own_warps = self.gated and heads.count == 2 and not heads.all_warps  # for factors, beside the producer
         self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import tkq.tile as tk
 
 FACTORS = 1  # the first of the warps beside the producer that make factors, of a warpgroup
+WARPS = tk.WARPGROUP // 32
 
 
 class Heads:
@@ -12,8 +13,10 @@ class Heads:
     for each head. A stage of the scores has a place for each."""
 
     def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
-        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, of every fourth chunk."""
+        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. every: from
+        one of its chunks to the next a warp of factors goes on by as many."""
         self.count, self.places, self.all_warps = count, stages * count, all_warps
+        self.every = WARPS // count if all_warps else 1
 
     def blocks(self, heads):
         """Of a sequence and a part of V."""
@@ -30,12 +33,16 @@ class Heads:
         return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
 
     def makes_factors(self):
-        """Is this one of the warps that do? Of one head the scores' first one, or all; of two those from `FACTORS`
-        on."""
+        """Is this one of the warps that do? Of one head the scores' first one, of two those from `FACTORS` on; or all.
+        """
         warp = tk.warp_id() % 4
         if self.all_warps:
             return True
         return warp == 0 if self.count == 1 else (warp >= FACTORS) & (warp < FACTORS + self.count)
+
+    def first_chunk(self):
+        """Of a warp of factors."""
+        return tk.warp_id() % WARPS // self.count if self.all_warps else 0
 
     def of_warp(self, t):
         """The task as the warps have it that make factors."""
@@ -43,7 +50,7 @@ class Heads:
 
     def head_of_warp(self):
         """Which of the block's heads is this warp's."""
-        return (tk.warp_id() % 4 - FACTORS) % self.count
+        return (tk.warp_id() % WARPS - (0 if self.all_warps else FACTORS)) % self.count
 
     def place(self, scores, head):
         """Where the present stage of scores, a ring, has what is of a head. The ring is asked for its stage each time:

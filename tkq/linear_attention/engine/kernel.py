@@ -14,7 +14,7 @@ from tkq.linear_attention.engine.both_ways import BothWays
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
-from tkq.linear_attention.engine.factors import WARPS, FactorWarps
+from tkq.linear_attention.engine.factors import FactorWarps
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.heads import Heads
@@ -54,7 +54,7 @@ class LinearAttention:
       factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
       scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  (2: ping-pong by chunks)
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
-                               of states alone: factors, each fourth chunk by each of the scores' warps
+                               of states alone: factors, by each of the scores' warps of each fourth chunk, or second
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
@@ -62,14 +62,15 @@ class LinearAttention:
       pipe      stages               full (arrivals)            empty (arrivals)
       tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 + 4 groups)
       scores    config.score_stages  warps that make them (4)   warps of the state (4 groups)
-                                     of states alone one        of states alone no others leave tokens
+                                     of states alone one for    of states alone no others leave tokens
+                                     each head
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
         self.states_alone, self.ping_pong = factors_alone(spec), ScorePingPong(config)
         self.heads = Heads(config.heads, config.score_stages, self.states_alone)
-        self.gate = Gate(spec, self.ssd, self.heads, WARPS if self.states_alone else self.ping_pong.count)
+        self.gate = Gate(spec, self.ssd, self.heads, self.heads.every if self.states_alone else self.ping_pong.count)
         self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.ping_pong), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -158,19 +159,20 @@ class LinearAttention:
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
         n, x, warps = c.groups, int(self.spec.has_x), 0 if self.states_alone else 4  # that read a chunk for its scores
-        s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
+        s = Shared(None if self.states_alone else al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
-                   al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n * c.outputs),
+                   al.vector(CHUNK, 4 * n) if self.spec.dots else None,
+                   None if self.states_alone else al.tile(self.v_tile, n * c.outputs),
                    al.tile(self.p_tile, self.heads.places) if self.spec.scored else None,
                    al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c), self.neighbours.shared(al, n),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
                            + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, warps + 4 * n),
-                   al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))
+                   al.pipe(c.score_stages, 0, 4 * n, producers=warps or c.heads))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
-        head, make_scores = self.heads.first(head), self.factors.make_alone if self.states_alone else self.make_scores
+        head, make_scores = self.heads.first(head), self.factors.make if self.states_alone else self.make_scores
         g, batch, state, tokens = self.sequences.of_block(g, self.segmented.row_of(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
@@ -286,13 +288,13 @@ class LinearAttention:
             self.take_up(g, s, c, second, (wg, ring.stage, scores))
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, self.heads.place(scores, wg))
-            self.segmented.decay(decay, s.gate, scores.stage)
+            self.segmented.decay(decay, s.gate, self.heads.place(scores, wg))
             if const_expr(not self.second.there):
                 self.add_outputs(g, s, c, wg, (ring.stage, scores))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.gradients_of_updates(c, s.delta, solved)
-            self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
+            self.delta.erase(c, s.delta, s.q[ring.stage] if self.delta.back else None, scores.stage)
             self.second.update(c, s, second, ring.stage)
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             if const_expr(spec.writes):

@@ -58,7 +58,8 @@ class StateProducts:
 
     def queries(self, c, s, stage):
         """(outputs, queries) of a narrow state."""
-        return [(c.o, s.q[stage])] * self.spec.queried + self.second.queries(c, s, stage)
+        own = [(c.o, s.q[stage])] if self.spec.queried else []
+        return own + self.second.queries(c, s, stage)
 
     def rest(self, c, s, stage):
         """With sums of o times another tensor: c.o has what rounding took from the state, too."""

@@ -146,10 +146,10 @@ class Segmented:
         decay[0] = Float32(1.0)
         return decay
 
-    def decay(self, decay, shared, stage):
-        """With a chunk's."""
+    def decay(self, decay, shared, place):
+        """With a chunk's. place: where factors of the head are."""
         if self.decays:
-            decay[0] = decay[0] * shared.total[0, stage]
+            decay[0] = decay[0] * shared.total[0, place]
 
     @cute.jit
     def put_decay(self, g, t, decay, wg):

@@ -170,6 +170,7 @@ def states_of(given: Given) -> Given:
     x = given.x if given.dot and given.beta is None else None
     return given._replace(part="states", initial=None, final=torch.float32, x=x,
                           strict=False, updates=False, others=False, steps=steps, q2=None, summed=False, less=None,
+                          heads=given.heads if given.gated else 1,
                           blocks=given.blocks and given.reverse)
 
 

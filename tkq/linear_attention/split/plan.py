@@ -40,8 +40,8 @@ class Sizes(NamedTuple):
 
 
 class Split(NamedTuple):
-    """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence. heads: of a block: 1, or, of whole
-    sequences, 2 that share one of q and k, each with a group."""
+    """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence. heads: of a block: 1, or 2 that share
+    one of q and k, each with a group; `split` has them of whole sequences alone, as segments of them are not timed."""
 
     groups: int
     segments: int
