@@ -13,6 +13,7 @@ from . import (
     hedgehog,
     linear,
     mla,
+    pairs,
     products,
     recurrence,
     rows,
@@ -23,5 +24,5 @@ from . import (
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *chunked.MUTANTS,
            *convolution.MUTANTS, *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *fp8_attention.MUTANTS,
-           *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS,
-           *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)
+           *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS, *pairs.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS,
+           *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)

@@ -108,8 +108,8 @@ MUTANTS = (
          BY_BLOCKS),
         ("the_identity_s_first_columns", "row = row0 + tk.first_row() + 8 * r", "row = tk.first_row() + 8 * r",
          SPLIT_DELTA),
-        ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, stage]",
-         "decay[0] = shared.total[0, stage]", SPLIT)),
+        ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, place]",
+         "decay[0] = shared.total[0, place]", SPLIT)),
     *family(
         "linear", "tkq/linear_attention/split/combine.py",
         ("transfers_that_were_not_stored", "ways = range(1 + self.spec.reverse) if self.spec.reach else ()",
@@ -265,8 +265,8 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("gates_of_the_next_chunk", "self.gate = Gate(spec, self.ssd, self.heads, "
-         "WARPS if self.states_alone else self.ping_pong.count)", "self.gate = Gate(spec, self.ssd, self.heads)",
-         SPLIT),
+         "self.heads.every if self.states_alone else self.ping_pong.count)",
+         "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
@@ -322,28 +322,6 @@ MUTANTS = (
         ("sent_before_those_before_are_taken", "shared.pipe.acquire_empty(ring)", "pass",
          pressed("reads-delta_neighbours")),
         ("taken_before_it_has_come", "tk.wait(s.neighbours.less[wg], ring.phase)", "pass", TAKEN_OFF, ASKED_LATE)),
-    *family(
-        "linear", "tkq/linear_attention/engine/factors.py",
-        ("factors_of_the_first_chunk", "self.gate.follow(g, t, visited(t, i + 1, reverse), numbers)", "pass", PAIRS),
-        ("factors_written_over",
-         "s.scores.acquire_empty(room)\nself.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))",
-         "self.gate.sums(g, logs, s.gate, self.heads.place_of_warp(room))", pressed("reads-linear_pairs")),
-        ("factors_alone_from_the_first_stage", "room.count[0] = Uint32(warp)", "room.count[0] = Uint32(0)", SPLIT),
-        ("factors_not_waited_for",
-         "tk.sync(self.ping_pong.barrier(self.barrier, wg), tk.WARPGROUP + 32 * self.count)", "",
-         pressed("naps-linear_pairs"))),
-    *family(
-        "linear", "tkq/linear_attention/engine/heads.py",
-        ("values_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
-         "part=t.part - wg)", "return replace(t, head=t.head + wg, part=t.part - wg)", PAIRS),
-        ("states_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
-         "part=t.part - wg)", "return replace(t, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)", PAIRS),
-        ("gates_of_the_first_head", "return t if self.count == 1 else replace(t, head=t.head + self.head_of_warp())",
-         "return t", PAIRS),
-        ("factors_of_the_first_head_alone", "return (tk.warp_id() % 4 - FACTORS) % self.count",
-         "return tk.warp_id() * 0", PAIRS),
-        ("scores_of_the_first_head", "return scores.stage if self.count == 1 else self.count * scores.stage + head",
-         "return scores.stage if self.count == 1 else self.count * scores.stage + 0 * head", PAIRS)),
     *family(
         "linear", "tkq/linear_attention/engine/ssd.py",
         ("steps_without_their_bias", "d = d + Float32(o.bias[t.head])", "pass", SSD),

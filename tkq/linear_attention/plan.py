@@ -49,8 +49,9 @@ def _room(spec, groups, heads, ahead):
 
 def paired(spec: LinearSpec) -> bool:
     """Can a block have two heads that share one of q and k? Each has a warpgroup of the state, and scores of its own
-    made of the same products, or, of states alone, gates. K is 128 at most, and there are no sums of o times x, whose scores are in two parts: with
-    more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
+    made of the same products, or, of states alone, factors. K is 128 at most, and there are no sums of o times x, whose
+    scores are in two parts: with more, registers are short. Sequences and states are those of a batch, in the order of
+    the batch."""
     one = spec.delta or spec.dot or spec.second or not (spec.scored or factors_alone(spec))
     found = spec.packed or spec.pool or spec.checkpoints or spec.kept
     return spec.value_dim <= CHUNK and spec.head_dim <= NARROW and not (one or found)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tests.gpu.linear_attention.test_linear_forward import make
+from tests.gpu.linear_attention.test_split import check as check_segments
 from tests.gpu.linear_attention.test_split import state_of, wide
 from tests.gpu.linear_attention.test_ssd_forward import make as make_ssd
 from tests.helpers.linear_launches import launched
@@ -45,6 +46,23 @@ def test_linear_attention(S, gate, reverse, K):
 def test_mamba2(N, P, S, without):
     """An odd number of pairs of heads shares one of B and C; D of each column."""
     check(forward(make_ssd(2, S, H=12, G=2, P=P, N=N, without=without, D_dims=2), F32), 1.0)
+
+
+@pytest.mark.parametrize("S, count, gate, reverse, K", [
+    (129, 2, "token", True, 128), (1000, 5, "token", False, 64), (130, 8, "none", False, 64),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in (
+        (1000, 3, "head", True, 64), (64 * 19, 19, "token", False, 112)))])
+def test_segments(S, count, gate, reverse, K):
+    """States of two heads a block, too, but without gates. Also segments without a chunk."""
+    q, k, v, g = make(2, S, 2, 8, K, 64, gate)
+    check_segments(Given(q, k, v, g, initial=state_of(v, K), final=F32, reverse=reverse), count, groups=2, heads=2)
+
+
+@pytest.mark.parametrize("N, P, S, without", [
+    (128, 64, 1000, ()), pytest.param(64, 64, 310, ("z", "initial"), marks=pytest.mark.slow)])
+def test_segments_of_mamba2(N, P, S, without):
+    given = forward(make_ssd(2, S, H=12, G=2, P=P, N=N, without=without, D_dims=2), F32)
+    check_segments(given, 4, 1.0, groups=2, heads=2)
 
 
 def test_gradients_of_x():

@@ -36,9 +36,9 @@ def wide(given):
                                           if isinstance(x, torch.Tensor)})
 
 
-def check(given, count, scale=0.125, groups=1):
+def check(given, count, scale=0.125, groups=1, heads=1):
     with poisoned():
-        found = in_segments(given, scale, Split(groups, count))
+        found = in_segments(given, scale, Split(groups, count, heads))
     peer, exact = launched(given, scale), launched(wide(given), scale)
     assert (found.state is None) == (given.final is None)
     for what, mine, want, other in zip(found._fields, found, exact, peer):

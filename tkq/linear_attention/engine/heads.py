@@ -13,8 +13,8 @@ class Heads:
     for each head. A stage of the scores has a place for each."""
 
     def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
-        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. every: from
-        one of its chunks to the next a warp of factors goes on by as many."""
+        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. every: by
+        how many chunks a warp of factors goes on."""
         self.count, self.places, self.all_warps = count, stages * count, all_warps
         self.every = WARPS // count if all_warps else 1
 
