@@ -265,7 +265,7 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("gates_of_the_next_chunk", "self.gate = Gate(spec, self.ssd, self.heads, "
-         "self.heads.every if self.states_alone else self.ping_pong.count)",
+         "self.heads.every if self.factors_alone else self.ping_pong.count)",
          "self.gate = Gate(spec, self.ssd, self.heads)", SPLIT),
         ("inverse_of_queries",
          "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",

@@ -2,8 +2,8 @@
 import itertools
 from dataclasses import replace
 
-from tkq.linear_attention.blocks.config import by_blocks
-from tkq.linear_attention.blocks.config import plan as of_blocks
+from tkq.linear_attention.blocks.plan import by_blocks
+from tkq.linear_attention.blocks.plan import plan as of_blocks
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
 from tkq.linear_attention.spec import GATES, LinearSpec, ProductsSpec, SsdSpec, SuffixSpec

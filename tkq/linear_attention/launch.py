@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.blocks.config import by_blocks
-from tkq.linear_attention.blocks.config import plan as of_blocks
+from tkq.linear_attention.blocks.plan import by_blocks
+from tkq.linear_attention.blocks.plan import plan as of_blocks
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
@@ -26,8 +26,8 @@ def recipe(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> Recip
 
 
 class Steps(NamedTuple):
-    """Mamba-2's part of a launch, as `ssd.SsdOperands` has it: d = clamp(softplus(dt + bias), low, high), or without
-    softplus. gated: o is multiplied by silu(x). skip_gradient: the sums over tokens of v times x come out."""
+    """Mamba-2's part of a launch, as `engine.ssd.SsdOperands` has it: d = clamp(softplus(dt + bias), low, high), or
+    without softplus. gated: o is multiplied by silu(x). skip_gradient: the sums over tokens of v times x come out."""
 
     dt: Tensor
     A: Tensor
@@ -47,22 +47,22 @@ class Steps(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has
-    them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
-    its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
+    """What an engine's launch takes, as `engine.operands.Operands` has it. final: dtype of the final state, or None. x:
+    for sums of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as
+    `LinearSpec` has them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written,
+    too; final is its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
     state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
-    is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
-    and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
-    summed, less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a
-    launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see
-    `Made`): then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with,
-    as another launch made them: none are computed, there are as many segments, and final states are those behind each;
-    or None. reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's, or
-    (1, ..), which is enough for a forward without updates; without a part (B, N - 1, HO), of N segments of each
-    sequence, as `overlap.segments` takes it; or None. halves: reach and transfers are those of each half of a
-    segment. apart: sums of each 64 columns of V come out, not added up."""
+    is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k and v,
+    as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too. summed,
+    less, kept, blocks: as `LinearSpec` has them; less is as o, kept is beta. inverse: (B, S, HO, 64), as a launch
+    before it made it, of v's dtype; or None. transfers: with beta, reversed, as the forward made them (see `Made`):
+    then there are as many segments; or None. starts: (B * N, HO, K, V), the states that segments begin with, as another
+    launch made them: none are computed, there are as many segments, and final states are those behind each; or None.
+    reach: (2, B * N, HO) int32, as `split.reach.Reach` makes it for both ways, reversed the forward's, or (1, ..),
+    which is enough for a forward without updates; without a part (B, N - 1, HO), of N segments of each sequence, as
+    `overlap.segments` takes it; or None. halves: reach and transfers are those of each half of a segment. apart: sums
+    of each 64 columns of V come out, not added up."""
 
     q: Tensor
     k: Tensor

@@ -16,7 +16,7 @@ WIDE = "bf16", "fp16", "fp32"
 
 @dataclass(frozen=True)
 class SsdSpec:
-    """What Mamba-2's state space dual has beside linear attention (see `ssd.Ssd`).
+    """What Mamba-2's state space dual has beside linear attention (see `engine.ssd.Ssd`).
 
     dt, bias, skip: dtypes of dt, dt_bias and D; the latter two may be None. softplus: dt is that of dt + dt_bias.
     skip_dims: of D: 1, a number for each head; 2, one for each of its V columns. gated: outputs are multiplied by

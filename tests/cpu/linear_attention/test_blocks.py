@@ -11,8 +11,8 @@ import torch
 from tests.cpu.linear_attention.test_channel_columns import swizzled
 from tests.helpers.emulation import warp as warp_emulation
 from tkq.linear_attention.blocks import pairs, scores, units
-from tkq.linear_attention.blocks.config import by_blocks
 from tkq.linear_attention.blocks.pairs import BlockInverse
+from tkq.linear_attention.blocks.plan import by_blocks
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.channels.bounded import blocks, config
 from tkq.linear_attention.channels.bounded.blocks import Blocks

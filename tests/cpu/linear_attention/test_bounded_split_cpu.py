@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.bounded_reach import norms, of_layer, reach
 from tests.helpers.emulation import fake_gpu
-from tkq.linear_attention.channels.bounded.config import REACHED
+from tkq.linear_attention.channels.bounded.plan import REACHED
 from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.config import ALL

@@ -10,7 +10,7 @@ from tests.gpu.linear_attention.test_delta_launches import check as check_launch
 from tests.gpu.linear_attention.test_delta_launches import some_small
 from tests.helpers.linear_launches import of_gradients
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.blocks.config import by_blocks
+from tkq.linear_attention.blocks.plan import by_blocks
 from tkq.linear_attention.launch import Given, launch, spec_of
 
 

@@ -25,16 +25,18 @@ class DkvHdim256:
       dQ warpgroup         dQ = dS K, in parts | added to the accumulator in global memory | next ..
 
       pipe      stages     full (arrivals)              empty (arrivals)
-      Q, stats  stages     producer's bytes (1)         values' and keys' warps (8)
-      dO        stages     producer's bytes (1)         values' and keys' warps (8)
-      P         p_stages   values' warps (4)            keys' warps (4)
-      dS        ds_stages  keys' warps (4)              queries' warps (4)
+      Q, stats  stages     producer's bytes (1)         dV and dK warps (8)
+      dO        stages     producer's bytes (1)         dV and dK warps (8)
+      P         p_stages   dV warps (4)                 dK warps (4)
+      dS        ds_stages  dK warps (4)                 dQ warps (4)
+
+    K, V and, of persistent blocks, tasks are as ``BackwardKernel`` has them.
 
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side. For bf16
     it goes in fp16, times 2 ** P_BITS, so that dS is made of a P with an eighth of bf16's error in as many bytes; dV is
     of the same multiple, until it is written. With a softcap its slope goes, rounded."""
 
-    kv_releases = 4, 4  # values read K, keys V
+    kv_releases = 4, 4  # the dV warpgroup reads K, the dK warpgroup V
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
         self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
@@ -74,7 +76,7 @@ class DkvHdim256:
             for i, x in enumerate(accumulators):
                 self.output.send(piece(g.layout, dst, t.rows_k), tiles[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
-    # ---- values ----------------------------------------------------------------------------------
+    # ---- the dV warpgroup ------------------------------------------------------------------------
 
     @cute.jit
     def dv_warpgroup(self, g, s):
@@ -173,7 +175,7 @@ class DkvHdim256:
             theirs = ring_tensor[None, tk.thread_in_warpgroup(), j, ring.stage]
             cute.autovec_copy(*((theirs, mine[None, j]) if back else (mine[None, j], theirs)))
 
-    # ---- keys ------------------------------------------------------------------------------------
+    # ---- the dK warpgroup ------------------------------------------------------------------------
 
     @cute.jit
     def dk_warpgroup(self, g, s):
@@ -195,7 +197,7 @@ class DkvHdim256:
             tk.mul(x, x, g.scale)
         if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[0], kv.phase)
-            # the last dS has been taken, and so K; values has used it before P
+            # the last dS has been taken, and so K; the dV warpgroup has used it before P
             if const_expr(self.config.adds_dq(self.spec)):
                 acquire_after(s.ds_pipe, c.ds_ring)
         self.scheduler.next_kv(kv)
@@ -218,7 +220,7 @@ class DkvHdim256:
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
         self.make_ds(s, c, delta)
-        s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
+        s.p_pipe.release(c.p_ring)  # not before dP is there: the dV warpgroup may then write over V
         c.p_ring.advance()
         if const_expr(self.config.adds_dq(self.spec)):
             s.ds_pipe.acquire_empty(c.ds_ring)

@@ -70,7 +70,8 @@ class DqKernel:
       producer (warp 0)       Q dO, then K V of one block after the other
       consumer warpgroups     S = Q K', dP = dO V' | P under dP | dS | dQ += dS K, next S .. | write dQ
 
-      pipe    stages     full (arrivals)        empty (arrivals)
+      pipe    stages            full (arrivals)        empty (arrivals)
+      Q, dO   1                 producer's bytes (1)   none: a block has one task
       K, V    dq_kernel_stages  producer's bytes (1)   every consumer warp (8)
     """
 

@@ -115,7 +115,7 @@ class Task:
     first_tile: Int32  # of the sequence's and query head 0's, among those of all
     head: Int32  # K/V head
     block: Int32
-    first: Int32  # see QueryRange
+    first: Int32  # see TileRange
     first_unmasked: Int32
     end_unmasked: Int32
     end: Int32

@@ -28,7 +28,8 @@ class Mla:
     part for different tiles, so that all but one find the keys in L2. A tile of 64 keys is read once: as keys by all
     columns, as values by the first 512, in two halves.
 
-      producer (4 warps)    announce a segment | left(i) rope(i) right(i) by cp.async, pages of block i + 1 | ..
+      producer (4 warps; 1 with TMA)
+                            announce a segment | left(i) rope(i) right(i) by cp.async, pages of block i + 1 | ..
       scores                S = Q K(i)' | softmax | P(i)       | S = Q K(i + 1)'   | softmax
       right half of values                        | O += P(i) right(i)             |
       left half of values                         | (waits for S of i + 1)         | O += P(i) left(i)
@@ -39,12 +40,14 @@ class Mla:
 
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
 
-      pipe     full (arrivals)                                       empty (arrivals)
-      left     every producer thread's copies, and each warp (132)   warps of the left half (4)
-      right    the same                                              warps of the right half (4)
-      rope     the same; of float8 rows, with the right half         warps of scores (4)
-      P        warps of scores (4), with the factors of O's rows     warps of both halves (8)
-      segment  the first producer warp                               all consumer warps (12)
+      pipe     stages  full (arrivals)                                      empty (arrivals)
+      left     3       every producer thread's copies, each warp (132);     warps of the left half (4 x cluster)
+                       TMA: bytes (1); of float8 rows: each warp (4)
+      right    2       the same                                             warps of the right half (4 x cluster)
+      rope     2       the same; of float8 rows, with the right half        warps of scores (4 x cluster)
+      P        2       warps of scores (4), with the factors of O's rows    warps of both halves (8)
+      segment  4       the first producer warp (1)                          all consumer warps (12)
+      scored   2       warps of scores (4): scores have been read           none
     """
 
     def __init__(self, spec, config):

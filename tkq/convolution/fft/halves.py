@@ -13,7 +13,7 @@ from tkq.tile import warp_products, woven
 class Halves:
     """Of a spec. A warpgroup calls each function together.
 
-    Columns of tiles are in the order of `tokens.token_of`. With a bf16 result factors between products and the filter's
+    Columns of tiles are in the order of `tables.token_of`. With a bf16 result factors between products and the filter's
     spectrum are fp16, and so are their products; with an fp16 one they are fp32."""
 
     def __init__(self, spec):

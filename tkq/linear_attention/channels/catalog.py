@@ -2,8 +2,8 @@
 import itertools
 from dataclasses import replace
 
-from tkq.linear_attention.channels.bounded.config import plan as bounded_plan
 from tkq.linear_attention.channels.bounded.launch import recipe as bounded_recipe
+from tkq.linear_attention.channels.bounded.plan import plan as bounded_plan
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan, spilled
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec, SumsSpec

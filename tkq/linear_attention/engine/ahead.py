@@ -23,9 +23,9 @@ class Ahead(NamedTuple):
 
 
 def begin(x: cute.Tensor, g, t, chunk, step: int, carried: bool = True, heads: Heads = ONE) -> Ahead:
-    """Of each lane of a warpgroup's first warp, or of one for each of a block's heads, for the first chunk. x: (B, S,
-    HO). What is made of the numbers waits for them: it is made when the chunk comes. step: how many chunks behind it
-    the next one is. carried: is there a register for `first`?"""
+    """Of each lane of the warps that make factors (`heads.Heads.makes_factors`), for the first chunk. x: (B, S, HO).
+    What is made of the numbers waits for them: it is made when the chunk comes. step: how many chunks behind it the
+    next one is. carried: is there a register for `first`?"""
     first, step = None, Int64(x.stride[1]) * (step * CHUNK)
     if carried:
         first = cute.make_rmem_tensor((1,), Int64)

@@ -38,7 +38,8 @@ class Delta:
         R = (I + M)^-1 (V - e^G K S),  U = beta R,  M = N beta,  N[i, j] = e^(G[i] - G[j]) k[i] k[j] for j < i
 
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
-    chunk's other tokens. Gradients of V and U, and what they take off the state's, are (see `delta.gradients`)
+    chunk's other tokens. Gradients of V and U, and what they take off the state's, are (see
+    `linear_attention.delta.gradients`)
 
         dV = (I + M)^-1' beta O,  dU = O - N' dV,  S - (e^G / scale K)' dV
 

@@ -15,12 +15,13 @@ class FactorWarps:
     that makes its factors, one chunk ahead. These warps and the scores' warpgroup share a named barrier, once a chunk:
     there factors are handed over.
 
-    A launch that makes states alone waits for nothing but factors, and for those of a chunk longer than the state works
-    with it. So each warp of the scores' warpgroup makes those of every fourth chunk, or, of two heads, of its head's
-    every second one."""
+    A launch that makes states alone (`plan.factors_alone`) waits for nothing but factors, and for those of a chunk
+    longer than the state works with it. So each warp of the scores' warpgroup makes those of every fourth chunk, or, of
+    two heads, of its head's every second one."""
 
     def __init__(self, gate: Any, barrier: int, ping_pong: ScorePingPong):
-        """barrier: the first one's number. count: of these warps; 0 where a first warp of scores makes the factors."""
+        """barrier: the number of the first scores' warpgroup's. count: of the warps beside the producer; 0 where warps
+        of the scores make the factors."""
         self.gate, self.heads, self.ping_pong, self.barrier = gate, gate.heads, ping_pong, barrier
         self.count = gate.own_warps * gate.heads.count
 

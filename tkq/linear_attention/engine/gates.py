@@ -38,13 +38,15 @@ class Gate:
     pair of tokens, each token and the state as a whole. Factors are made of differences of sums: where gates are
     logarithms of decays, nothing overflows.
 
-    Where keys, or in the reversed order queries, are what the delta rule's forward has kept (see `delta.of_kept`), each
-    has a factor from 0 to 1, as a decay of its own: in the scores as a part of the exponent, and where a state takes up
-    a key, or gives a query, as a part of that factor. There need be no other gate."""
+    Where keys, or in the reversed order queries, are what the delta rule's forward has kept (see
+    `engine.delta.of_kept`), each has a factor from 0 to 1, as a decay of its own: in the scores as a part of the
+    exponent, and where a state takes up a key, or gives a query, as a part of that factor. There need be no other
+    gate."""
 
     def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE, every: int = 1):
-        """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token.
-        heads: of a block, each of which has a warp that makes its factors. every: how many chunks it goes on by."""
+        """ssd: Mamba-2's part, which makes the gates there (see `engine.ssd.Ssd`); it has d, one more factor of a
+        token. heads: of a block, each of which has a warp that makes its factors. every: how many chunks it goes on
+        by."""
         self.heads, self.step = heads, -every if spec.reverse else every
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.decays = spec.gate != "none"
@@ -63,7 +65,7 @@ class Gate:
         return GateShared(*[al.vector(CHUNK, stages) for _ in range(3)], al.vector(4, stages),
                           *(al.vector(CHUNK, stages) if there else None for there in some))
 
-    # ---- the scores' warpgroup, or, of two heads, warps for factors ----------------------------
+    # ---- warps that make factors: of the scores, or beside the producer ------------------------
 
     def begin(self, g, t, chunk):
         """(this lane's numbers of the first chunk, None where other warps have them; row and column sums; with Mamba-2
@@ -119,7 +121,7 @@ class Gate:
                 ahead.follow(mine, g, self.heads.of_warp(t), chunk, self.heads)
 
     def sums_of(self, shared):
-        """The sums of both stages; None without gates."""
+        """G, of each stage and head; None without gates."""
         return shared.sum if self.gated else None
 
     def between(self, shared, gates, stage):

@@ -10,7 +10,10 @@ WARPS = tk.WARPGROUP // 32
 class Heads:
     """A block has one head, or two neighbouring ones that share one of q and k: then each has a warpgroup of the state,
     with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp makes
-    for each head. A stage of the scores has a place for each."""
+    for each head. A stage of the scores has a place for each.
+
+    Where factors are all that there is to make (`plan.factors_alone`), the four warps of the scores' warpgroup make
+    them: all four those of one head, or two those of each of two."""
 
     def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
         """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. every: by

@@ -51,26 +51,28 @@ class LinearAttention:
     it is the A operand of S' Q', and values transposed are that of V' P' and V' K.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
-      factors (a warp a head)  of two heads: a stage of scores is empty: what gates make of a chunk, to SCORES_BARRIER
-      scores (1 or 2)          Q K', of one head factors, mask: P | P of the next chunk | ..  (2: ping-pong by chunks)
+      factors (a warp a head)  two heads: an empty stage of scores, what gates make of a chunk; meet at SCORES_BARRIER
+      scores (1 or 2)          Q K', (one head: factors,) mask: P | P of the next chunk | ..   (2: ping-pong by chunks)
+                               factors alone: each warp those of every 4th chunk; two heads: of every 2nd, of its head
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
-                               of states alone: factors, by each of the scores' warps of each fourth chunk, or second
 
     With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
     what rounding takes from P (see `both_ways`), S' or values that decay goes through the tensor cores as a second one.
 
-      pipe      stages               full (arrivals)            empty (arrivals)
-      tokens    config.stages        producer's bytes (1)       warps of its scores and of the state (4 + 4 groups)
-      scores    config.score_stages  warps that make them (4)   warps of the state (4 groups)
-                                     of states alone one for    of states alone no others leave tokens
-                                     each head
+      pipe    stages               full (arrivals)                 empty (arrivals)
+      tokens  config.stages        producer's bytes (1)            warps of the chunk's scores and of the state (4 + 4
+                                                                   groups); factors alone: of the state (4 groups)
+      scores  config.score_stages  warps that make them (4);       warps of the state (4 groups)
+                                   factors alone: one a head
+
+    "Factors alone" (`plan.factors_alone`): states of segments, with gates, without the delta rule.
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.states_alone, self.ping_pong = factors_alone(spec), ScorePingPong(config)
-        self.heads = Heads(config.heads, config.score_stages, self.states_alone)
-        self.gate = Gate(spec, self.ssd, self.heads, self.heads.every if self.states_alone else self.ping_pong.count)
+        self.factors_alone, self.ping_pong = factors_alone(spec), ScorePingPong(config)
+        self.heads = Heads(config.heads, config.score_stages, self.factors_alone)
+        self.gate = Gate(spec, self.ssd, self.heads, self.heads.every if self.factors_alone else self.ping_pong.count)
         self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.ping_pong), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -80,7 +82,7 @@ class LinearAttention:
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
-        self.early = bool(spec.delta) and not spec.scored and config.stages > 2
+        self.keys_before_inverse = bool(spec.delta) and not spec.scored and config.stages > 2
         self.two = bool(spec.updates or self.second.query)  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
         self.neighbours = Neighbours(spec, self.v_tile, OUT_BARRIER)
@@ -158,11 +160,11 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n, x, warps = c.groups, int(self.spec.has_x), 0 if self.states_alone else 4  # that read a chunk for its scores
-        s = Shared(None if self.states_alone else al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
+        n, x, warps = c.groups, int(self.spec.has_x), 0 if self.factors_alone else 4  # that read a chunk for its scores
+        s = Shared(None if self.factors_alone else al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None,
-                   None if self.states_alone else al.tile(self.v_tile, n * c.outputs),
+                   None if self.factors_alone else al.tile(self.v_tile, n * c.outputs),
                    al.tile(self.p_tile, self.heads.places) if self.spec.scored else None,
                    al.tile(self.p_tile, 2) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
@@ -172,7 +174,7 @@ class LinearAttention:
                    al.pipe(c.score_stages, 0, 4 * n, producers=warps or c.heads))
         tk.init_block(lambda: self.initialise(s), self.neighbours.cluster)
         part, head, block = cute.arch.block_idx()
-        head, make_scores = self.heads.first(head), self.factors.make if self.states_alone else self.make_scores
+        head, make_scores = self.heads.first(head), self.factors.make if self.factors_alone else self.make_scores
         g, batch, state, tokens = self.sequences.of_block(g, self.segmented.row_of(block))
         batch, first, chunks = self.segmented.of_block(g, batch, head, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
@@ -224,9 +226,9 @@ class LinearAttention:
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         first, every = self.ping_pong.begin(wg, ring, out), self.ping_pong.count
         gates, mine = self.gate.begin(g, t, self.order(t, first)), self.delta.begin(g, t, self.order(t, first))
-        self.scores.begin(s, t, first, ring, x, self.early)
+        self.scores.begin(s, t, first, ring, x, self.keys_before_inverse)
         for i in cutlass.range(first, t.chunks, every, unroll=1):
-            self.scores.begin(s, t, i, ring, x, not self.early)
+            self.scores.begin(s, t, i, ring, x, not self.keys_before_inverse)
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, self.heads.place_of_warp(out)), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
@@ -253,7 +255,7 @@ class LinearAttention:
             if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
                 self.gate.ask(g, t, self.order(t, i + every), gates)
                 self.delta.ask(g, t, self.order(t, i + every), mine)
-            self.scores.begin(s, t, i + every, ring, x, self.early)
+            self.scores.begin(s, t, i + every, ring, x, self.keys_before_inverse)
             self.delta.invert(s.delta, tk.rt_fl(CHUNK), mine, out.stage)
             tk.publish()
             s.scores.commit(out)

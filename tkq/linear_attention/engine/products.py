@@ -23,7 +23,7 @@ class StateProducts:
         self.second = second
         self.piece = 16 if spec.exact else 32
         both = delta.forward and spec.queried
-        self.late = both and self.wide  # do corrected values wait in shared memory?
+        self.updates_in_smem = both and self.wide  # do corrected values wait in shared memory?
         self.behind = both and not self.wide  # do queries meet the state behind the corrected values?
         # does the state meet queries a few columns at a time?
         self.pieces = second.query or (second.pair and spec.exact_outputs)
@@ -74,7 +74,7 @@ class StateProducts:
         if self.behind:
             self.in_pieces(c, [(c.o, s.q[stage])], "assembler")
             tk.mma_wait(0)
-        if self.late:
+        if self.updates_in_smem:
             tk.store_T(s.v[stage], c.w)
             tk.publish()
             self.in_pieces(c, [(c.o, s.q[stage])])
@@ -83,7 +83,7 @@ class StateProducts:
 
     def add_scores(self, c, s, tile, scores):
         """c.o += V' P' is under way. tile: of values. Those of launches that have little room stay in shared memory."""
-        if self.late or self.second.there:
+        if self.updates_in_smem or self.second.there:
             tk.mma_AtBt(c.o, s.v[tile], s.p[scores])
         else:
             tk.mma_ABt(c.o, c.v, s.p[scores])

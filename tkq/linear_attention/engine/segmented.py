@@ -38,13 +38,14 @@ class Segmented:
     With reach, of the delta rule, of each segment and head only those chunks are gone through that reach the state at
     its end (see `split.reach.Reach`), by transfers all of them, or none, and no transfer is stored.
 
-    With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
+    With part "outputs" a segment begins with the state that `split.combine.CombineStates` has made of those before
+    it."""
 
     def __init__(self, spec: LinearSpec):
         self.spec, self.there = spec, spec.part is not None
         self.transfer = spec.part == "transfers"
-        self.states = self.there and not spec.writes
-        self.decays = self.states and spec.gated and not spec.delta
+        self.writes_states = self.there and not spec.writes
+        self.decays = self.writes_states and spec.gated and not spec.delta
         self.columns = spec.head_dim if self.transfer else spec.value_dim  # of a last state
 
     # ---- host ----------------------------------------------------------------------------------
@@ -61,11 +62,11 @@ class Segmented:
 
     def rows(self, operands):
         """The states that have one for each segment."""
-        return operands.final if self.states else operands.initial
+        return operands.final if self.writes_states else operands.initial
 
     def heads(self, operands):
         """How many are computed."""
-        if self.states:
+        if self.writes_states:
             return operands.final.shape[1]
         return operands.q.shape[2] if self.spec.summed else operands.o.shape[2]  # summed, heads have their own
 

@@ -10,7 +10,7 @@ LEAST = 1e-6  # of a feature
 
 def make_features(w, y: tk.RegTile, tiles, sums=None):
     """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the
-    features' products with sums, (2 F, 1) fp32. w: registers as `kernel.Weights` has them. NaN stays NaN."""
+    features' products with sums, (2 F, 1) fp32. w: registers as `weights.Weights` has them. NaN stays NaN."""
     for part, sign in ((0, 1.0), (1, -1.0)):
         softmax(w.e, w.row, y, sign)
         tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)

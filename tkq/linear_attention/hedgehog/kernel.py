@@ -135,6 +135,9 @@ class HedgehogAttention:
       keys      3        producer's bytes (1)       the same, a chunk later; the first stage is of a chunk before the
                                                     first, which has weights of 0, and is chunk 0 once more
       weights   2        warps of the weights (4)   warps of the state (4 groups)
+
+    Of part "states" (see `segments.Segments`) there are no queries and no P: tokens are values alone, which the weights
+    do not read (4 groups), and keys are those of the chunk itself.
     """
 
     def __init__(self, spec: HedgehogSpec, config: HedgehogConfig):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention import launch as engine
-from tkq.linear_attention.blocks.config import wide
+from tkq.linear_attention.blocks.plan import has_blocks_kernel
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.overlap.plan import Sizes as OverlapSizes
@@ -79,7 +79,7 @@ def split_of(given: Given) -> Split:
 def _by_gates(given):
     """May gates decide what reaches a segment's end? Of the delta rule's forward by blocks."""
     return (given.beta is not None and given.g is not None and not given.reverse and given.v.is_cuda
-            and wide(given.q.shape[3], given.v.shape[3]))
+            and has_blocks_kernel(given.q.shape[3], given.v.shape[3]))
 
 
 def overlapping(given: Given, how: Split) -> int:
@@ -102,7 +102,7 @@ def in_overlapping_segments(given: Given, scale: float, count: int) -> Made:
 def by_blocks(given: Given) -> Given:
     """The delta rule's forward with updates, to go block by block where its columns are whole, and its sequences, or
     where gates may decide what reaches a segment's end."""
-    if not (given.v.is_cuda and wide(given.q.shape[3], given.v.shape[3])):
+    if not (given.v.is_cuda and has_blocks_kernel(given.q.shape[3], given.v.shape[3])):
         return given._replace(blocks=False)
     how = split_of(given)
     return given._replace(blocks=how.groups == 2 and (how.segments == 1 or _by_gates(given)))

@@ -11,25 +11,44 @@ def describe(kernel) -> Pipeline:
     n, parts = c.groups, 1 + spec.has_x + second.pair
     keys = 1 + spec.queried + second.there
     holds = f"{keys} of {kernel.qk_tile}, {n * parts} of {kernel.v_tile}"
-    state = f"one of each warp of {n} warpgroup{'s' * (n > 1)} of the state"
-    scores = f"P of a chunk, {c.heads} of {kernel.p_tile}" + ", what decays" * (spec.gate != "none")
+    state, alone = f"one of each warp of {n} warpgroup{'s' * (n > 1)} of the state", kernel.factors_alone
+    scores = [f"P of a chunk, {c.heads} of {kernel.p_tile}"] * spec.scored + ["gates' factors"] * spec.gated
+    first = 4 * (1 + c.scores)  # warp of the state
     return Pipeline(
         title=f"LinearAttention: {spec.dtype}, K {spec.head_dim}, V {spec.value_dim}, gates {spec.gate}"
               + ", the delta rule" * bool(spec.delta) + ", reversed" * spec.reverse,
         producer=Role("producer", "warp 0", c.registers[0], ("each chunk: acquire a stage, load its tokens",)),
-        between=(Role("scores", "warps 4 to 7, a warpgroup", c.registers[1], (
-            _first(spec), *(("(1 + A) X = 1 by substitution and merges: the inverse",) * bool(spec.delta)))),),
-        consumer=Role("state", f"warps 8 to {4 * n + 7}, {n} warpgroup{'s' * (n > 1)}", c.registers[2], _steps(spec)),
-        pipes=(Pipe("tokens", holds, c.stages, keys * kernel.qk_tile.bytes + n * parts * kernel.v_tile.bytes, 4 + 4 * n,
-                    f"one of each warp of the scores, {state}", target="scores, state"),
-               Pipe("scores", scores, 2, 0, 4 * n, state, 4, "the warps of the scores", source="scores")),
+        between=(*_factors(kernel), Role("scores", f"warps 4 to {first - 1}, {_warpgroups(c.scores)}", c.registers[1], (
+            _first(kernel), *(("(I + L) X = I by substitution and merges: the inverse",) * bool(spec.delta)))),),
+        consumer=Role("state", f"warps {first} to {first + 4 * n - 1}, {_warpgroups(n)}", c.registers[2], _steps(spec)),
+        pipes=(Pipe("tokens", holds, c.stages, keys * kernel.qk_tile.bytes + n * parts * kernel.v_tile.bytes,
+                    4 * (not alone) + 4 * n, "one of each warp of its scores, " * (not alone) + state,
+                    target="state" if alone else "scores, state"),
+               Pipe("scores", ", ".join(scores) or "nothing", c.score_stages, 0, 4 * n, state,
+                    c.heads if alone else 4, "a warp for each head" if alone else "the warps that make them",
+                    source="scores")),
         notes=(SPLIT.format(columns=64 * n // c.heads),))
 
 
-def _first(spec) -> str:
-    """What the scores' warpgroup does of each chunk."""
-    products = " and ".join(("Q K'",) * spec.scored + ("K K'",) * bool(spec.delta))
-    return f"each chunk: {products}, times gates, masked" + ": P" * spec.scored
+def _warpgroups(count) -> str:
+    return f"{count} warpgroup{'s' * (count > 1)}"
+
+
+def _factors(kernel) -> tuple:
+    """The role of warps beside the producer, where there are such."""
+    count = kernel.factors.count
+    return (Role("factors", f"warps 1 to {count}, one for each head", kernel.config.registers[0], (
+        "each chunk: an empty stage of scores, what gates make of it; a barrier with the scores",)),) * bool(count)
+
+
+def _first(kernel) -> str:
+    """What the scores' warpgroups do of each chunk."""
+    spec, c = kernel.spec, kernel.config
+    if kernel.factors_alone:
+        return f"a warp: what gates make of each {'4th' if c.heads == 1 else '2nd'} chunk"
+    products = " and ".join(("Q K'",) * spec.scored + ("K K'",) * bool(spec.delta)) or "no products"
+    own = "each of its chunks, every other one" if c.scores > 1 else "each chunk"
+    return f"{own}: {products}" + ", times gates" * spec.gated + ", masked" * spec.queried + ": P" * spec.scored
 
 
 def _steps(spec) -> tuple:

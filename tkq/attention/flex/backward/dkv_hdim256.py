@@ -25,7 +25,7 @@ class FlexDkvHdim256(DkvHdim256):
         if config.p_bytes != (4 if self.weighted else 2):
             raise NotImplementedError(f"{config}: P in {config.p_bytes} bytes, a score's slope takes 4, all else 2")
 
-    # ---- values ----------------------------------------------------------------------------------
+    # ---- the dV warpgroup ------------------------------------------------------------------------
 
     @cute.jit
     def visit_dv(self, g, s, t, c):
@@ -82,7 +82,7 @@ class FlexDkvHdim256(DkvHdim256):
         if not self.weighted:
             super().give_p(s, c)
 
-    # ---- keys ------------------------------------------------------------------------------------
+    # ---- the dK warpgroup ------------------------------------------------------------------------
 
     @cute.jit
     def visit_dk(self, g, s, t, c):

@@ -4,12 +4,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tkq.linear_attention.channels.spec import ChannelSpec
-
 COLUMNS = 128  # of q, k and gates: four of each lane of a warp
 LOWEST = -60.0 / 8 * math.log(2.0)  # of gates: 8 tokens have at most `whole.MOST` then, all blocks one product
 MOST_REACHED = 16  # chunks in front of a segment that are looked at
-REACHED = 4  # that a plan counts on: gates of a layer that halve a state in a token take 2 to 4
 TEAMS = 2  # warpgroups of the scores, each of which has a stage
 
 
@@ -21,8 +18,3 @@ class BoundedConfig:
     groups: int = 2
     registers: tuple = (112, 144)
     piece: int = 32
-
-
-def plan(spec: ChannelSpec) -> BoundedConfig:
-    """One for all."""
-    return BoundedConfig()

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, REACHED, BoundedConfig, plan
+from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, BoundedConfig
+from tkq.linear_attention.channels.bounded.plan import REACHED, plan
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.check import DELTA, check_layouts
 from tkq.linear_attention.config import CHUNK
