@@ -326,7 +326,7 @@ MUTANTS = (
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
             self.make_ds(s, c, delta)
-            s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
+            s.p_pipe.release(c.p_ring)  # not before dP is there: the dV warpgroup may then write over V
          """, """
             s.p_pipe.release(c.p_ring)
             self.take_p(s, c)

@@ -9,7 +9,7 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
     "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_chunks_of_all_kinds"))
 OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
-UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
+LENGTHS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
 BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
 ALIKE_BOUNDED = (f"{BOUNDED_GPU}test_an_inverse_that_rounding_would_move",)
 ALIKE = ("tests/gpu/linear_attention/test_delta_forward.py::test_hard_inverses[0.0-identical-2.0]",)
@@ -113,19 +113,19 @@ MUTANTS = (
          KEYS),
         ("whole_sees_what_is_behind", "tk.right_fill(x, 1, 0.0, diagonal=True)", "pass", KEYS)),
     *family(
-        "linear", "tkq/linear_attention/channels/units.py",
+        "linear", "tkq/linear_attention/channels/l2norm.py",
         ("lengths_of_half_a_row", "for i in cutlass.range_constexpr(LANES.bit_length() - 1):",
-         "for i in cutlass.range_constexpr(LANES.bit_length() - 2):", UNITS),
-        ("lengths_of_keys_once", "of_state[i] = b * b * found[e]", "of_state[i] = b * found[e]", UNITS),
-        ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", UNITS),
+         "for i in cutlass.range_constexpr(LANES.bit_length() - 2):", LENGTHS),
+        ("lengths_of_keys_once", "of_state[i] = b * b * found[e]", "of_state[i] = b * found[e]", LENGTHS),
+        ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", LENGTHS),
         ("lengths_without_eps", "to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)",
-         "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
+         "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", LENGTHS)),
     *family(
         "linear", "tkq/linear_attention/channels/bounded/blocks.py",
         ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.own.bound * tk.LOG2E, Float32(0.0))",
          "bound = g.own.bound * tk.LOG2E", BOUNDED),
-        ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
-         "steps[at, team] = steps[at, team]", BOUNDED),
+        ("half_a_block_s_decay_is_lost", "steps[at, wg] = steps[at, wg] * firsts[at, wg]",
+         "steps[at, wg] = steps[at, wg]", BOUNDED),
         ("late_rows_divided_by_a_neighbour_s_decay", """
         for a in reversed(decays[1:]):
             over.insert(0, times(over[0], a))

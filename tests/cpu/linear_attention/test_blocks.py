@@ -10,7 +10,7 @@ import torch
 
 from tests.cpu.linear_attention.test_channel_columns import swizzled
 from tests.helpers.emulation import warp as warp_emulation
-from tkq.linear_attention.blocks import pairs, scores, units
+from tkq.linear_attention.blocks import pairs, qk_tiles, scores
 from tkq.linear_attention.blocks.pairs import BlockInverse
 from tkq.linear_attention.blocks.plan import by_blocks
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
@@ -120,13 +120,13 @@ def back(words, cols=K):
 
 
 def of_columns(panels):
-    of = units.Units.__new__(units.Units)
+    of = qk_tiles.QkTiles.__new__(qk_tiles.QkTiles)
     of.panels = panels
     return of
 
 
-def in_units(memory, x, which):
-    """A chunk's 128 columns of keys or queries, to units of 16 x 64, or back from there."""
+def in_tiles(memory, x, which):
+    """A chunk's 128 columns of keys or queries, to tiles of 16 x 64, or back from there."""
     found = torch.empty(CHUNK, K, dtype=torch.float64)
     for t, pair in itertools.product(range(CHUNK), range(K // 2)):
         (block, row), (panel, col) = divmod(t, EDGE), divmod(2 * pair, 64)
@@ -147,9 +147,9 @@ def test_rows_and_steps(now, tokens):
     x[3] = 60.0  # lowest gates, and none
     x[50] = -60.0
     rows = Memory([None] * (2 * CHUNK * K // 2))
-    in_units(rows, x, units.KEYS)
-    in_units(rows, q, units.QUERIES)
-    s = SimpleNamespace(units=[rows], k=[tile(k)], firsts=Memory([None] * (4 * K)),
+    in_tiles(rows, x, qk_tiles.KEYS)
+    in_tiles(rows, q, qk_tiles.QUERIES)
+    s = SimpleNamespace(qk_tiles=[rows], k=[tile(k)], firsts=Memory([None] * (4 * K)),
                         whole=SimpleNamespace(steps=Memory([None] * (5 * K))))
     g = SimpleNamespace(own=SimpleNamespace(A_log=A_log.tolist(), bias=bias.tolist(), bound=bound), tokens=tokens)
     of, t = Blocks(None, of_columns(2), 4), SimpleNamespace(head=head)
@@ -162,7 +162,7 @@ def test_rows_and_steps(now, tokens):
     gates[tokens - 64:] = 0
     a = gates.exp()
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
-    queries, keys, started = in_units(rows, None, units.QUERIES), back(s.k[0]), in_units(rows, None, units.KEYS)
+    queries, keys, started = in_tiles(rows, None, qk_tiles.QUERIES), back(s.k[0]), in_tiles(rows, None, qk_tiles.KEYS)
     steps = torch.tensor(list(s.whole.steps), dtype=torch.float64).view(5, K)
     close = dict(rtol=1e-5, atol=0)
     behind = torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)])
@@ -294,7 +294,7 @@ def test_units_of_a_chunk(panels):
     of = of_columns(panels)
     places = [of.at(*at) for at in itertools.product(range(3), range(4), range(panels), range(2))]
     assert places == list(range(3 * 4 * panels * 2))
-    assert of.at(1, 2, 0, units.QUERIES) == of.at(1, 2, 0, units.KEYS) + 1
+    assert of.at(1, 2, 0, qk_tiles.QUERIES) == of.at(1, 2, 0, qk_tiles.KEYS) + 1
 
 
 def test_which_launches_go_by_blocks():
@@ -322,9 +322,9 @@ def test_bounds_that_blocks_allow():
         assert not supported(a, b, c, -5.0)
 
 
-@pytest.mark.parametrize("given", [dict(unit=False), dict(pool="int32"), dict(head_dim=64), dict(value_dim=64)])
+@pytest.mark.parametrize("given", [dict(l2norm=False), dict(pool="int32"), dict(head_dim=64), dict(value_dim=64)])
 def test_what_a_spec_refuses(given):
     with pytest.raises(ValueError, match="ChannelSpec: (bounded|pool)"):
-        ChannelSpec(**dict(dtype="bf16", head_dim=K, value_dim=128, delta="fp32", unit=True, bounded=True) | given)
+        ChannelSpec(**dict(dtype="bf16", head_dim=K, value_dim=128, delta="fp32", l2norm=True, bounded=True) | given)
 
 

@@ -138,7 +138,7 @@ def test_what_is_left_whole():
 
 
 def test_what_a_spec_refuses():
-    given = dict(dtype="bf16", head_dim=128, value_dim=128, delta="fp32", unit=True, reach=True)
+    given = dict(dtype="bf16", head_dim=128, value_dim=128, delta="fp32", l2norm=True, reach=True)
     for more in (dict(), dict(bounded=True, packed="int32")):
         with pytest.raises(ValueError, match="ChannelSpec: reach, allowed is with bounded, without packed"):
             ChannelSpec(**given | more)

@@ -63,7 +63,7 @@ def test_beta_of_a_chunk_is_written_while_all_stages_are_in_use():
 
 def test_plans_have_room():
     for K, V, delta in itertools.product(COLUMN_DIMS, VALUE_DIMS, (None, "fp32")):
-        assert plan(ChannelSpec("bf16", K, V, delta=delta, unit=bool(delta))).stages >= 2
+        assert plan(ChannelSpec("bf16", K, V, delta=delta, l2norm=bool(delta))).stages >= 2
     for V, K in itertools.product(COLUMN_DIMS, COLUMN_DIMS):
         assert plan(ChannelSpec("bf16", V, K, of_values=True, dot=True)).stages >= 2
 
@@ -76,7 +76,7 @@ def test_plans_have_room():
     (dict(narrow=True), "narrow"), (dict(of_values=True, dot=True, sums=True), "sums"),
     (dict(of_values=True, end=True), "end"), (dict(of_values=True, pairs=True), "pairs"),
     (dict(of_values=True, dot=True, pairs=True, rest=True), "rest"), (dict(dot=True), "dot"),
-    (dict(unit=True), "unit"), (dict(unit=True, delta="fp32", dtype="fp16"), "unit"),
+    (dict(l2norm=True), "l2norm"), (dict(l2norm=True, delta="fp32", dtype="fp16"), "l2norm"),
     (dict(head_dim=144), "head_dim is 144"), (dict(value_dim=40), "value_dim is 40"),
     (dict(value_dim=256, of_values=True), "value_dim is 256"), (dict(initial="fp16"), "initial is 'fp16'")])
 def test_what_a_spec_refuses(given, words):

@@ -9,8 +9,8 @@ from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
+from tkq.linear_attention.blocks.qk_tiles import BLOCKS, QkTiles
 from tkq.linear_attention.blocks.state import OUT_BARRIER, factors_of, first_state, meet
-from tkq.linear_attention.blocks.units import BLOCKS, Units
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import is_large, sign_of
 from tkq.linear_attention.engine.dots import write_dots
@@ -45,8 +45,8 @@ class BlockGradients:
     and of each token the sum of dU times R, by what was kept; of segments' states without dU. The inverse is an operand
     in two parts (see `pairs.put_two`)."""
 
-    def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
-        self.units, self.segmented = units, Segmented(spec)
+    def __init__(self, spec: Any, sequences: Any, qk_tiles: QkTiles, piece: int):
+        self.qk_tiles, self.segmented = qk_tiles, Segmented(spec)
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
 
     def registers(self) -> Held:
@@ -104,20 +104,22 @@ class BlockGradients:
         if self.gated:
             factors_of(c.few, of.to_end, block, scores)
             tk.apply_narrow(values, lambda v, f: v * f, values, c.few)
-        for panel in range(self.units.panels):
-            tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), values, self.units.queries(s.units, tokens, block, panel))
+        for panel in range(self.qk_tiles.panels):
+            queries = self.qk_tiles.queries(s.qk_tiles, tokens, block, panel)
+            tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), values, queries)
         factors_of(c.few, of.erase, block, scores)
-        tk.mma_wait(self.units.panels)
+        tk.mma_wait(self.qk_tiles.panels)
         tk.copy(between, c.given)
         tk.apply_narrow(c.taken, lambda d, e: -(e * d), c.given, c.few)
         if self.spec.writes:
             tk.mma_ABt(c.some, c.u, s.keys[scores], b_part=block, **inside)
-        for panel in range(self.units.panels):
-            tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), c.taken, self.units.keys(s.units, tokens, block, panel))
+        for panel in range(self.qk_tiles.panels):
+            keys = self.qk_tiles.keys(s.qk_tiles, tokens, block, panel)
+            tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), c.taken, keys)
         if self.spec.writes:
             tk.store_T(s.pieces[wg * BLOCKS + block], between)
             tk.load_T(c.x, s.x[(tokens * len(s.v) + wg) * BLOCKS + block])
-            tk.mma_wait(self.units.panels)
+            tk.mma_wait(self.qk_tiles.panels)
             self.add_dots(c, s.dots, block, wg)
         tk.mma_wait(0)
 
@@ -125,7 +127,7 @@ class BlockGradients:
         """c.some = O; the state has decayed."""
         tokens, scores = stages
         tk.mm_ABt(c.some, c.v, s.p[scores], b_part=block, k=(block * EDGE, (block + 1) * EDGE))
-        meet(self, c, c.given, lambda panel: self.units.keys(s.units, tokens, block, panel))
+        meet(self, c, c.given, lambda panel: self.qk_tiles.keys(s.qk_tiles, tokens, block, panel))
         factors_of(c.few, s.factors.at_query, block, scores)
         if self.gated:
             tk.mul(c.s, c.s, s.factors.total[block, scores])

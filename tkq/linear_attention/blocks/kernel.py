@@ -12,9 +12,9 @@ import tkq.tile as tk
 from tkq.linear_attention.blocks.config import BlocksConfig
 from tkq.linear_attention.blocks.gradients import BlockGradients
 from tkq.linear_attention.blocks.pairs import EDGE
+from tkq.linear_attention.blocks.qk_tiles import BLOCKS, KEYS, QUERIES, QkTiles
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.blocks.state import BlockState
-from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.fields import Globals, Task
 from tkq.linear_attention.engine.kernel import LinearAttention
@@ -28,7 +28,7 @@ from tkq.tile.dtypes import element_type
 
 @dataclass(frozen=True)
 class Shared:
-    units: tk.SharedTile  # of keys and queries
+    qk_tiles: tk.SharedTile  # of keys and queries
     v: tuple  # of each warpgroup of the state
     o: Any
     p: tk.SharedTile  # blocks of 16 x 16 on the diagonal
@@ -61,10 +61,10 @@ class DeltaBlocks:
     def __init__(self, spec: LinearSpec, config: BlocksConfig):
         self.spec, self.config, self.sequences, self.segmented = spec, config, Sequences(spec), Segmented(spec)
         dtype = element_type(spec.dtype)
-        self.units, self.v_tile = Units(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
-        self.scores, self.overlap = BlockScores(spec, self.units), OverlappingSegments(spec.overlapping)
+        self.qk_tiles, self.v_tile = QkTiles(spec.head_dim, dtype), tk.st(CHUNK, CHUNK, dtype)
+        self.scores, self.overlap = BlockScores(spec, self.qk_tiles), OverlappingSegments(spec.overlapping)
         state = BlockGradients if spec.reverse else BlockState
-        self.state = state(spec, self.sequences, self.units, config.piece)
+        self.state = state(spec, self.sequences, self.qk_tiles, config.piece)
         self.piece = tk.st(EDGE, CHUNK, dtype)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class DeltaBlocks:
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in of[6:8]]
         g = Globals(
-            q=at.loads(q, self.units.type), k=at.loads(k, self.units.type), v=at.loads(v, self.v_tile),
+            q=at.loads(q, self.qk_tiles.type), k=at.loads(k, self.qk_tiles.type), v=at.loads(v, self.v_tile),
             o=o, dv=dv, x=x, g=of.g, beta=of.beta, initial=states[0], final=states[1], dots=of.dots, scale=scale,
             tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2], cu=of.cu,
             state_indices=of.state_indices, segments=self.segmented.count(of), reach=of.reach)
@@ -102,16 +102,16 @@ class DeltaBlocks:
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
         n = c.groups
-        units = self.units.ring(al, c.stages)
+        qk_tiles = self.qk_tiles.ring(al, c.stages)
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         back, given, more = self.spec.reverse, self.spec.has_x, self.spec.has_x or self.spec.updates
         o, p, inverse, keys = (al.tile(self.v_tile, count) if count else None for count in (
             0 if back else n, 2, 2, 2 * given))
-        s = Shared(units, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2), keys,
+        s = Shared(qk_tiles, v, o, p, inverse, self.scores.inverse.room(al), self.scores.shared(al, 2), keys,
                    al.tile(self.piece, BLOCKS * n) if more else None,
                    al.tile(self.piece, BLOCKS * n * c.stages) if given else None,
                    al.vector(CHUNK, 4 * n) if given else None,
-                   al.pipe(c.stages, self.units.bytes + n * (1 + given) * self.v_tile.bytes, 4 * n),
+                   al.pipe(c.stages, self.qk_tiles.bytes + n * (1 + given) * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
@@ -134,9 +134,9 @@ class DeltaBlocks:
         both = ((KEYS, g.q), (QUERIES, g.k)) if self.spec.reverse else ((KEYS, g.k), (QUERIES, g.q))
         for i in cutlass.range(t.chunks, unroll=1):
             sem, chunk = s.tokens.acquire(ring), self.order(t, i)
-            for block, panel in itertools.product(range(BLOCKS), range(self.units.panels)):
+            for block, panel in itertools.product(range(BLOCKS), range(self.qk_tiles.panels)):
                 for which, x in both:
-                    tk.load_async(s.units[self.units.at(ring.stage, block, panel, which)], x,
+                    tk.load_async(s.qk_tiles[self.qk_tiles.at(ring.stage, block, panel, which)], x,
                                   (t.batch, t.head_k, BLOCKS * chunk + block, panel), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)

@@ -16,7 +16,7 @@ from tkq.linear_attention.blocks.pairs import (
     put_block,
     put_two,
 )
-from tkq.linear_attention.blocks.units import KEYS, QUERIES, Units
+from tkq.linear_attention.blocks.qk_tiles import KEYS, QUERIES, QkTiles
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.engine.segmented import visited
@@ -55,8 +55,8 @@ class BlockScores:
 
     and the transpose of (I + M)^-1."""
 
-    def __init__(self, spec: Any, units: Units):
-        self.units = units
+    def __init__(self, spec: Any, qk_tiles: QkTiles):
+        self.qk_tiles = qk_tiles
         self.spec, self.dtype, self.gated = spec, element_type(spec.dtype), spec.gate != "none"
         self.inverse, self.reverse = BlockInverse(), spec.reverse
         self.of_columns = spec.updates or spec.reverse  # M in the place of L (see `engine.delta`)
@@ -92,7 +92,7 @@ class BlockScores:
         beta, total = mine.beta[0], mine.gate[0] * tk.LOG2E
         total = cutlass.select_(total < LOWEST, Float32(LOWEST), total)
         self.ask(g, t, chunk - 1 if const_expr(self.reverse) else chunk + 1, mine)
-        rows = [self.units.rows(s.units, stage, which) for which in (KEYS, QUERIES)]
+        rows = [self.qk_tiles.rows(s.qk_tiles, stage, which) for which in (KEYS, QUERIES)]
         pair = (KEYS, QUERIES) if self.reverse else (QUERIES, KEYS)
         lower, p = products(rows, ((KEYS, KEYS), pair), self.spec.head_dim, self.dtype)
         decay = seen = None

@@ -8,7 +8,7 @@ from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE, PANEL, rest_of
-from tkq.linear_attention.blocks.units import BLOCKS, Units
+from tkq.linear_attention.blocks.qk_tiles import BLOCKS, QkTiles
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import kept_of
 from tkq.linear_attention.engine.segmented import visited
@@ -44,8 +44,8 @@ class BlockState:
     those before them are multiplied, and decays behind that, where it waits for U. With updates it is R that is solved,
     by M in the place of L, and U is that times beta (see `engine.delta`)."""
 
-    def __init__(self, spec: Any, sequences: Any, units: Units, piece: int):
-        self.units = units
+    def __init__(self, spec: Any, sequences: Any, qk_tiles: QkTiles, piece: int):
+        self.qk_tiles = qk_tiles
         self.spec, self.sequences, self.piece, self.gated = spec, sequences, piece, spec.gate != "none"
         self.updates = spec.updates
 
@@ -98,7 +98,7 @@ class BlockState:
         (block, _), (tokens, scores) = at, stages
         inside, there = dict(k=(block * EDGE, (block + 1) * EDGE)), (block * EDGE, EDGE)
         of, values = s.factors, tk.columns(c.v, *there)
-        meet(self, c, c.both, lambda panel: self.units.both(s.units, tokens, block, panel))
+        meet(self, c, c.both, lambda panel: self.qk_tiles.both(s.qk_tiles, tokens, block, panel))
         if self.gated:
             tk.mul(c.s, c.s, of.total[block, scores])
         tk.mma_wait(0)
@@ -124,9 +124,9 @@ class BlockState:
             factors_of(c.more, of.to_end, block, scores)
             tk.apply_narrow(tk.columns(c.u, *there), lambda u, f: u * f, c.given, c.more)
         tk.copy(values, c.given)
-        for panel in range(self.units.panels):
+        for panel in range(self.qk_tiles.panels):
             tk.mma_AB(tk.columns(c.s, panel * PANEL, PANEL), tk.columns(taken, *there),
-                      self.units.keys(s.units, tokens, block, panel))
+                      self.qk_tiles.keys(s.qk_tiles, tokens, block, panel))
         tk.mma_ABt(c.some, c.v, s.p[scores], b_part=block, **inside)
         tk.mma_wait(0)
         tk.copy(tk.columns(c.x, *there), c.some)

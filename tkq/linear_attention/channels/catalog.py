@@ -48,8 +48,8 @@ def _delta_rule():
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
         yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
         if beta == "fp32":
-            for unit in (False, True):
-                end, spec = f"{end}{'-unit' * unit}", replace(spec, unit=unit)
+            for l2norm in (False, True):
+                end, spec = f"{end}{'-l2norm' * l2norm}", replace(spec, l2norm=l2norm)
                 yield f"gated_delta_rule{end}", spec
                 yield f"gated_delta_rule{end}-final", replace(spec, final="fp32")
                 yield f"gated_delta_rule{end}-states", replace(spec, initial="fp32", final="fp32")
@@ -82,7 +82,7 @@ def _packed():
 def _bounded():
     """Kimi's layer without gradients: no states, one that goes out, both; packed sequences; and of few long sequences
     segments, and what reaches them."""
-    of_fp32 = ChannelSpec("bf16", 128, 128, delta="fp32", unit=True, bounded=True)
+    of_fp32 = ChannelSpec("bf16", 128, 128, delta="fp32", l2norm=True, bounded=True)
     states = replace(of_fp32, initial="fp32", final="fp32")
     for end, spec in (("fp32", of_fp32), ("bf16", replace(of_fp32, delta="bf16")),
                       ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),

@@ -11,6 +11,7 @@ from cutlass import Boolean, Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.channels.ahead import Taken, prefetch_rows, put_beta, slots, take_beta
 from tkq.linear_attention.channels.columns import Columns
+from tkq.linear_attention.channels.l2norm import L2Norm
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,
@@ -22,7 +23,6 @@ from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.state import ChannelState
-from tkq.linear_attention.channels.units import Units
 from tkq.linear_attention.channels.whole import BLOCKS
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
@@ -47,7 +47,7 @@ class Shared:
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
-    units: Any  # of `Units`
+    l2norm: Any  # of `L2Norm`
     beta: Any  # with the delta rule: of a chunk's tokens, from the producer
     tokens: tk.Pipe
     scores: tk.Pipe
@@ -92,9 +92,9 @@ class ChannelAttention:
         self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
-        self.whole, self.units = self.scores.whole, Units(spec, self.columns)
+        self.whole, self.l2norm = self.scores.whole, L2Norm(spec, self.columns)
         self.aliased = self.solved and shares_levels(spec)
-        self.state = ChannelState(spec, (self.delta, self.whole, self.units), self.sequences,
+        self.state = ChannelState(spec, (self.delta, self.whole, self.l2norm), self.sequences,
                                   bool(self.delta.forward) and self.crowded)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class ChannelAttention:
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
                    al.tile(self.qk_tile, 2) if delta else None, whole,
                    al.vector(self.whole.parts * K, 1 if delta else 2), total,
-                   self.shared_of_delta(al, levels), self.units.shared(al),
+                   self.shared_of_delta(al, levels), self.l2norm.shared(al),
                    al.vector(CHUNK, slots(c.stages)) if delta else None,
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -202,8 +202,8 @@ class ChannelAttention:
             s.scores.acquire_empty(out)
             if const_expr(self.solved):
                 take_beta(s.beta, i, of_delta[1].found)
-            if const_expr(self.units.there):
-                self.units.find((s.q[ring.stage], s.k[ring.stage]), s.units, out.stage, g.scale)
+            if const_expr(self.l2norm.there):
+                self.l2norm.find((s.q[ring.stage], s.k[ring.stage]), s.l2norm, out.stage, g.scale)
             else:
                 self.delta.factors(g, s.delta, of_delta, None, out.stage)
             # one stage with the delta rule, whose inverse has barriers behind the last look at it
@@ -213,8 +213,8 @@ class ChannelAttention:
                 found = s.whole.found[None, out.stage]
                 self.whole.find(mine, place[2], found)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                if const_expr(self.units.there):
-                    self.units.factors(of_delta[1].found, s.units, s.delta.erase[None, out.stage],
+                if const_expr(self.l2norm.there):
+                    self.l2norm.factors(of_delta[1].found, s.l2norm, s.delta.erase[None, out.stage],
                                        s.delta.beta[None, out.stage])
                 if self.whole.holds(found):
                     self.at_once(g, s, (c, mine, place, out.stage), (t, following), False)
@@ -243,8 +243,8 @@ class ChannelAttention:
         """A chunk by `Whole`: scores, and the next one's gates are on their way. of: registers, a thread's columns,
         place, stage. following: (the task, the next chunk)."""
         c, mine, place, stage = of
-        if const_expr(self.units.there):
-            g = replace(g, scale=self.units.of_queries(s.units, stage))
+        if const_expr(self.l2norm.there):
+            g = replace(g, scale=self.l2norm.of_queries(s.l2norm, stage))
         self.scores.put_whole(s, mine, place, stage, blocks)
         tk.publish()  # waits for loads, too: none is asked for shortly before
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -260,8 +260,8 @@ class ChannelAttention:
     @cute.jit
     def by_levels(self, g, s, c, mine, place, stage):
         """A chunk whose decays `Whole` does not hold for."""
-        if const_expr(self.units.there):
-            g = replace(g, scale=self.units.of_queries(s.units, stage))
+        if const_expr(self.l2norm.there):
+            g = replace(g, scale=self.l2norm.of_queries(s.l2norm, stage))
         if const_expr(self.scores.one_other):
             s = replace(s, others=(s.started[stage], s.started[stage]))
         self.columns.decays(mine, place[2])

@@ -27,7 +27,7 @@ def recipe(spec: ChannelSpec) -> Recipe:
 class ChannelGiven(NamedTuple):
     """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
     dtype of the final state, or None. x: as v, with of_values, for o times x; with less, of dots' shape, its
-    dots are sums, to which end is added, None or (B or N, HO, V). reverse, updates, of_values, narrow, unit: as
+    dots are sums, to which end is added, None or (B or N, HO, V). reverse, updates, of_values, narrow, l2norm: as
     `ChannelSpec` has them. second, v2, rest: as `value_pairs` has them, of dots' shape the last; what comes out twice
     is `Made.dv`. v_first: the final state lies in memory as (.., V, K). cu: where packed sequences begin and
     end. state_indices: initial is a pool, which is written, too; final is its dtype."""
@@ -44,7 +44,7 @@ class ChannelGiven(NamedTuple):
     of_values: bool = False
     v_first: bool = False
     narrow: bool = False
-    unit: bool = False
+    l2norm: bool = False
     x: Tensor | None = None
     less: Tensor | None = None
     end: Tensor | None = None
@@ -64,7 +64,7 @@ def spec_of(given: ChannelGiven) -> ChannelSpec:
                        given.reverse, name(given.beta), given.updates, given.of_values,
                        given.x is not None or given.v2 is not None, given.narrow, given.less is not None,
                        given.end is not None, given.second is not None, given.rest is not None, name(given.cu),
-                       name(given.state_indices), given.unit)
+                       name(given.state_indices), given.l2norm)
 
 
 def launch(given: ChannelGiven, scale: float) -> Made:

@@ -25,8 +25,8 @@ class ChannelSpec:
     pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot. rest:
         to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values.
-    unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
-        made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with unit,
+    l2norm: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
+        made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with l2norm,
         K 128, V above 64, without a pool. reach: sequences are cut in segments, and which chunks reach these is given
         (see `overlap.segments.OverlappingSegments`); with bounded, without packed."""
 
@@ -47,7 +47,7 @@ class ChannelSpec:
     rest: bool = False
     packed: str | None = None
     pool: str | None = None
-    unit: bool = False
+    l2norm: bool = False
     bounded: bool = False
     reach: bool = False
 
@@ -67,11 +67,11 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
-        if self.unit and (not self.delta or self.reverse or self.updates or self.dtype != "bf16"):
-            raise ValueError("ChannelSpec: unit, allowed is with delta and bf16, not reversed, without updates")
-        if self.bounded and (not self.unit or self.pool or self.head_dim != 128 or self.value_dim <= 64):
-            raise ValueError("ChannelSpec: bounded, allowed is with unit, head_dim 128 and value_dim above 64, without "
-                             "pool")
+        if self.l2norm and (not self.delta or self.reverse or self.updates or self.dtype != "bf16"):
+            raise ValueError("ChannelSpec: l2norm, allowed is with delta and bf16, not reversed, without updates")
+        if self.bounded and (not self.l2norm or self.pool or self.head_dim != 128 or self.value_dim <= 64):
+            raise ValueError("ChannelSpec: bounded, allowed is with l2norm, head_dim 128 and value_dim above 64, "
+                             "without pool")
         if self.reach and (not self.bounded or self.packed):
             raise ValueError("ChannelSpec: reach, allowed is with bounded, without packed")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):

@@ -47,9 +47,9 @@ class ChannelState:
     latter, behind the corrected values."""
 
     def __init__(self, spec, parts, sequences, late: bool):
-        """parts: the kernel's `Delta`, `Whole` and `Units`."""
+        """parts: the kernel's `Delta`, `Whole` and `L2Norm`."""
         self.spec, self.sequences, self.late = spec, sequences, late
-        self.delta, self.whole, self.units = parts
+        self.delta, self.whole, self.l2norm = parts
         self.scored, self.solved = not spec.updates, bool(spec.delta)
 
     def registers(self, dtype) -> Held:
@@ -130,7 +130,7 @@ class ChannelState:
             v, beta = tk.columns(c.v, block * EDGE, EDGE), self.of_block(c.beta, s.delta.beta, at, block)
             if self.spec.updates:
                 tk.apply_narrow(v, lambda v, w: v - w, v, c.given)
-            elif self.units.there:
+            elif self.l2norm.there:
                 tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta,
                                 self.of_block(c.erase, s.delta.erase, at, block))
             else:
@@ -177,8 +177,8 @@ class ChannelState:
     def scale_outputs(self, c, x, g, s, of):
         """What the state gives for queries, times the scale. of: (the chunk, the first of its tokens)."""
         at, first = of
-        if self.units.there:
-            tk.mul_col(x, x, self.of_tokens(c.beta, s.units.queries, at, (first, x.cols)))
+        if self.l2norm.there:
+            tk.mul_col(x, x, self.of_tokens(c.beta, s.l2norm.queries, at, (first, x.cols)))
         else:
             tk.mul(x, x, g.scale)
 
@@ -264,7 +264,7 @@ class ChannelState:
                 tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
             else:
                 tk.load_shared_cols(c.beta, shared.beta[None, stage])
-                if self.units.there:
+                if self.l2norm.there:
                     tk.load_shared_cols(c.erase, shared.erase[None, stage])
                     tk.apply_narrow(c.v, lambda v, w, b, e: e * v - b * w, c.v, c.w, c.beta, c.erase)
                 else:

@@ -32,7 +32,7 @@ from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
 
-_call_cache, _unit_cache = CallCache(), CallCache()  # of `_forward`, without and with unit
+_call_cache, _l2norm_cache = CallCache(), CallCache()  # of `_forward`, without and with l2norm
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
@@ -127,9 +127,9 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             and A_log is dt_bias is gate_lower_bound is None):
         options = DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias, use_gate_in_kernel, allow_neg_eigval,
                                gate_lower_bound)
-        unit = not traced and checkpoint_every is state_indices is None and in_kernel(
+        l2norm = not traced and checkpoint_every is state_indices is None and in_kernel(
             q, k, v, g, beta, options, (initial_state, cu_seqlens))
-        if unit:
+        if l2norm:
             of = _with_gates if gates_in_kernel(q, v, g, options) else _of_any_length
             return of(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
         q, k, g, beta = prepared(q, k, v, g, beta, options, cu_seqlens)
@@ -167,12 +167,12 @@ def _of_any_length(q, k, v, g, beta, options, initial_state, scale, output_final
     """The results of rows of q and k that are still to be divided by their lengths: see `in_kernel`."""
     q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False), cu_seqlens)
     initial_state = turned(DELTA, initial_state, state_v_first)
-    found = _unit_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+    found = _l2norm_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                              None)
     if found is None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         found = _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
-                         unit=True)
+                         l2norm=True)
     return results(*found, output_final_state, state_v_first)
 
 
@@ -194,8 +194,8 @@ def _scale(scale, q) -> float:
 
 
 def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens=None, state_v_first=False,
-             state_indices=None, unit=False):
-    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory. unit:
+             state_indices=None, l2norm=False):
+    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory. l2norm:
     q and k are divided by their lengths, where g is of columns."""
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
     check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
@@ -205,14 +205,14 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
         made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first,
-                                                 cu=cu_seqlens, state_indices=state_indices, unit=unit),
+                                                 cu=cu_seqlens, state_indices=state_indices, l2norm=l2norm),
                                     _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,
                                  v_first=state_v_first), _scale(scale, q))
     o, state, *_ = made
     if call is not None:
-        (_unit_cache if unit else _call_cache).add((
+        (_l2norm_cache if l2norm else _call_cache).add((
             q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first, state_indices),
             *call, (o, state))
     return o, state

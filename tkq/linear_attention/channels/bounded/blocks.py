@@ -20,9 +20,9 @@ from tkq.linear_attention.blocks.pairs import (
     unpacked,
     words,
 )
-from tkq.linear_attention.blocks.units import KEYS, QUERIES
-from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
-from tkq.linear_attention.channels.units import EPS
+from tkq.linear_attention.blocks.qk_tiles import KEYS, QUERIES
+from tkq.linear_attention.channels.bounded.config import COLUMNS, SCORES
+from tkq.linear_attention.channels.l2norm import EPS
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
 
@@ -48,7 +48,7 @@ def decay(x, factor, bias, bound):
 
 class Mine(NamedTuple):
     """Of a lane. factor: -exp(A_log), and bias times that, of its columns, to base 2. at: where its words of a token
-    are in units, in pairs of words, for tokens that the swizzle moves alike. apart: from there to where they are in a
+    lie, in pairs of words, for tokens that the swizzle moves alike. apart: from there to where they are in a
     tile of keys. beta: of the tokens of its quad's two rows, of the chunk that follows."""
 
     factor: cute.Tensor
@@ -75,9 +75,9 @@ class Blocks:
 
     Factors are products of decays, outwards from the middle, and one reciprocal for each 4 tokens."""
 
-    def __init__(self, spec: Any, units: Any, barrier: int):
-        """units: where a chunk's rows are (see `blocks.units`). barrier: the first team's."""
-        self.units = units
+    def __init__(self, spec: Any, qk_tiles: Any, barrier: int):
+        """qk_tiles: where a chunk's rows are (see `blocks.qk_tiles`). barrier: the first scores' warpgroup's."""
+        self.qk_tiles = qk_tiles
         self.spec, self.barrier, self.inverse = spec, barrier, BlockInverse()
 
     @cute.jit
@@ -104,28 +104,28 @@ class Blocks:
 
     @cute.jit
     def make(self, g, s, t, of, mine: Mine):
-        """All of it, of a chunk whose tokens are there; visible to wgmma. of: the chunk, the team."""
-        chunk, team = of
-        rows = self.lengths(g, s, team)
+        """All of it, of a chunk whose tokens are there; visible to wgmma. of: the chunk, the warpgroup."""
+        chunk, wg = of
+        rows = self.lengths(g, s, wg)
         beta = [mine.beta[0], mine.beta[1]]
-        self.ask(g, t, chunk + TEAMS, mine)
-        self.put_factors(s, rows, beta, team)
+        self.ask(g, t, chunk + SCORES, mine)
+        self.put_factors(s, rows, beta, wg)
         cute.arch.sync_warp()  # all lanes have read what is overwritten
-        self.put_rows(g, s, (chunk, team), mine)
+        self.put_rows(g, s, (chunk, wg), mine)
         cute.arch.sync_warp()
-        self.put_scores(s, rows, beta, team)
-        tk.sync(self.barrier + team, tk.WARPGROUP)
-        self.join_steps(s, team)
+        self.put_scores(s, rows, beta, wg)
+        tk.sync(self.barrier + wg, tk.WARPGROUP)
+        self.join_steps(s, wg)
         tk.publish()
 
     # ---- lengths -------------------------------------------------------------------------------
 
-    def lengths(self, g, s, team) -> Rows:
+    def lengths(self, g, s, wg) -> Rows:
         """By products of rows with themselves, whose diagonals are taken."""
         row = tk.lane_id() // 4
         owner, odd = 4 * row + row // 2, row % 2 == 1
         found = []
-        for rows in (self.units.rows(s.units, team, QUERIES), panels_of(s.k[team])):
+        for rows in (self.qk_tiles.rows(s.qk_tiles, wg, QUERIES), panels_of(s.k[wg])):
             (d,) = products((rows,), ((0, 0),), COLUMNS, BFloat16)
             found.append([cute.arch.shuffle_sync(cutlass.select_(odd, d[2 * r + 1, 0, r], d[2 * r, 0, r]), owner)
                           for r in range(2)])
@@ -133,24 +133,24 @@ class Blocks:
         return Rows([g.scale * x for x in over[0]], over[1])
 
     @cute.jit
-    def put_factors(self, s, rows: Constexpr, beta: Constexpr, team):
-        """What the state multiplies values, what it gives and outputs by (see `Units`)."""
+    def put_factors(self, s, rows: Constexpr, beta: Constexpr, wg):
+        """What the state multiplies values, what it gives and outputs by (see `QkTiles`)."""
         queries, of_values, of_state = s.lengths.queries, s.delta.erase, s.delta.beta
         if tk.lane_id() % 4 == 0:
             for r in cutlass.range_constexpr(2):
                 i, b = tk.first_row() + 8 * r, rows.keys[r]
-                queries[i, team] = rows.queries[r]
-                of_values[i, team] = b * beta[r]
-                of_state[i, team] = b * b * beta[r]
+                queries[i, wg] = rows.queries[r]
+                of_values[i, wg] = b * beta[r]
+                of_state[i, wg] = b * b * beta[r]
 
     # ---- rows ----------------------------------------------------------------------------------
 
     @cute.jit
     def put_rows(self, g, s, of, mine: Mine):
         """Tokens 8 .. 15 from the middle on, then 7 .. 0 from the middle back."""
-        chunk, team = of
-        of_units, k = words(s.units[self.units.at(team, 0, 0, 0)]), (words(s.k[team]), mine.apart[0])
-        x, q = (of_units, KEYS * UNIT), (of_units, QUERIES * UNIT)
+        chunk, wg = of
+        of_tiles, k = words(s.qk_tiles[self.qk_tiles.at(wg, 0, 0, 0)]), (words(s.k[wg]), mine.apart[0])
+        x, q = (of_tiles, KEYS * UNIT), (of_tiles, QUERIES * UNIT)
         some = [list(range(n, n + TOGETHER)) for n in (8, 12, 4, 0)]
         left = g.tokens - chunk * CHUNK - tk.warp_id() % 4 * EDGE
         ahead, carry = take(x, mine, some[0]), None
@@ -168,9 +168,9 @@ class Blocks:
                 put(k, mine, i, key, over[m])
                 put(x, mine, i, key, times[m])
             if const_expr(tokens[0] == 12):
-                self.put_behind(s, carry, team)
+                self.put_behind(s, carry, wg)
                 carry = None
-        self.put_first(s, carry, team)
+        self.put_first(s, carry, wg)
 
     def decays(self, g, mine, words, there):
         """Of a lane's columns at a token; 1 behind the sequence's end."""
@@ -178,38 +178,38 @@ class Blocks:
         return [decay(x, mine.factor[0], mine.bias[e], bound) for e, x in enumerate(unpacked_four(words))]
 
     @cute.jit
-    def put_behind(self, s, found: Constexpr, team):
+    def put_behind(self, s, found: Constexpr, wg):
         """What the block's second half decays by: of the step in front of the next block."""
-        put_four(s.whole.steps[None, team], tk.warp_id() % 4 + 1, found)
+        put_four(s.whole.steps[None, wg], tk.warp_id() % 4 + 1, found)
 
     @cute.jit
-    def put_first(self, s, found: Constexpr, team):
+    def put_first(self, s, found: Constexpr, wg):
         """The first half's, which is of the same step as the second half of the block before."""
         warp = tk.warp_id() % 4
-        put_four(s.firsts[None, team], warp, found)
+        put_four(s.firsts[None, wg], warp, found)
         if warp == 0:
-            put_four(s.whole.steps[None, team], 0, found)
+            put_four(s.whole.steps[None, wg], 0, found)
 
     @cute.jit
-    def join_steps(self, s, team):
+    def join_steps(self, s, wg):
         """Behind a barrier, a column each."""
         steps, firsts = s.whole.steps, s.firsts
         for n in cutlass.range_constexpr(1, CHUNK // EDGE):
             at = n * COLUMNS + tk.thread_in_warpgroup()
-            steps[at, team] = steps[at, team] * firsts[at, team]
+            steps[at, wg] = steps[at, wg] * firsts[at, wg]
 
     # ---- scores --------------------------------------------------------------------------------
 
-    def put_scores(self, s, lengths, beta, team):
+    def put_scores(self, s, lengths, beta, wg):
         """P and the inverse, of 16 x 16, on the diagonals of their tiles."""
-        rows = *(self.units.rows(s.units, team, which) for which in (KEYS, QUERIES)), panels_of(s.k[team])
+        rows = *(self.qk_tiles.rows(s.qk_tiles, wg, which) for which in (KEYS, QUERIES)), panels_of(s.k[wg])
         lower, p = products(rows, ((0, 2), (1, 2)), COLUMNS, BFloat16)
         keep(p, True, lambda r, n, e: lengths.queries[r])
         factors = [b * b * x for b, x in zip(lengths.keys, beta)]
         keep(lower, False, lambda r, n, e: factors[r])
-        self.inverse.invert(s.delta.lower[None, team], lower)
-        put_block(block_words(s.p[team]), p, BFloat16)
-        put_two(s.delta.inverse[team], lower, BFloat16)
+        self.inverse.invert(s.delta.lower[None, wg], lower)
+        put_block(block_words(s.p[wg]), p, BFloat16)
+        put_two(s.delta.inverse[wg], lower, BFloat16)
 
 
 def two_at(rows, mine: Mine, i):

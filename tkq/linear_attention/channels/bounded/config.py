@@ -7,7 +7,7 @@ from dataclasses import dataclass
 COLUMNS = 128  # of q, k and gates: four of each lane of a warp
 LOWEST = -60.0 / 8 * math.log(2.0)  # of gates: 8 tokens have at most `whole.MOST` then, all blocks one product
 MOST_REACHED = 16  # chunks in front of a segment that are looked at
-TEAMS = 2  # warpgroups of the scores, each of which has a stage
+SCORES = 2  # warpgroups of scores, in ping-pong: each has a stage
 
 
 @dataclass(frozen=True)

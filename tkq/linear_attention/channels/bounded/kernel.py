@@ -10,13 +10,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.linear_attention.blocks.units import BLOCKS, KEYS, QUERIES, Units
+from tkq.linear_attention.blocks.qk_tiles import BLOCKS, KEYS, QUERIES, QkTiles
 from tkq.linear_attention.channels.bounded.blocks import Blocks
-from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS, BoundedConfig
+from tkq.linear_attention.channels.bounded.config import COLUMNS, SCORES, BoundedConfig
 from tkq.linear_attention.channels.bounded.state import BoundedState
+from tkq.linear_attention.channels.l2norm import L2NormShared
 from tkq.linear_attention.channels.parts import Task, chunks
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.units import UnitShared
 from tkq.linear_attention.channels.whole import STEPS, WholeShared
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.delta import DeltaShared
@@ -26,7 +26,7 @@ from tkq.linear_attention.overlap.segments import OverlappingSegments
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-TEAM_BARRIER = 4  # named barriers: of the scores' warpgroups, one each, behind those of the state's
+SCORES_BARRIER = 4  # named barriers: of the scores' warpgroups, one each, behind those of the state's
 
 
 class Operands(NamedTuple):
@@ -60,45 +60,45 @@ class OfGates(NamedTuple):
 @dataclass(frozen=True)
 class Shared:
     k: tk.SharedTile
-    units: tk.SharedTile  # what gates are made of, then keys with what decays from a block's middle; queries
+    qk_tiles: tk.SharedTile  # what gates are made of, then keys with what decays from a block's middle; queries
     v: tk.SharedTile  # of each stage those of the state's warpgroups
     o: tk.SharedTile
     p: tk.SharedTile
     whole: WholeShared
-    firsts: cute.Tensor  # of each team, for each block and column: what its first half decays by
+    firsts: cute.Tensor  # of each scores' warpgroup, for each block and column: what its first half decays by
     delta: DeltaShared
-    lengths: UnitShared
+    lengths: L2NormShared
     tokens: tk.Pipe
     scores: tk.Pipe
 
 
 class BoundedAttention:
-    """As `ChannelAttention` with the delta rule and `unit`, of gates
+    """As `ChannelAttention` with the delta rule and `l2norm`, of gates
 
         g = bound * sigmoid(exp(A_log) * (x + bias))
 
     that are never so low that a block of 16 tokens needs more than one product: every chunk goes block by block, and no
     other way is in the kernel. A warp of the scores has a block: rows with their factors, P, L and its inverse are its
     alone, so that its warpgroup meets once a chunk, for what the state decays by between blocks. Two such warpgroups
-    (teams) take chunks in turns; each has a stage, and loads what it is going to need itself.
+    work in ping-pong, every other chunk each; each has a stage, and loads what it is going to need itself.
 
-      team 0 (a warpgroup)     Q K V X of chunk 0: decays, rows, P, inverse | of chunk 2 | ..
-      team 1 (a warpgroup)     of chunk 1 | of chunk 3 | ..
+      scores 0 (a warpgroup)   Q K V X of chunk 0: decays, rows, P, inverse | of chunk 2 | ..
+      scores 1 (a warpgroup)   of chunk 1 | of chunk 3 | ..
       state (2 warpgroups)     of each block S' K' and S' Q', U, O' += U' P', S' += U' K | O to global memory | ..
 
-      pipe      stages   full (arrivals)           empty (arrivals)
-      tokens    2        bytes, by a team (1)      warps of the state (8)
-      scores    2        warps of a team (4)       warps of the state (8)
+      pipe      stages   full (arrivals)             empty (arrivals)
+      tokens    2        bytes, by a warpgroup (1)   warps of the state (8)
+      scores    2        warps that make them (4)    warps of the state (8)
     """
 
     def __init__(self, spec: ChannelSpec, config: BoundedConfig):
         self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         self.dtype = element_type(spec.dtype)
-        self.qk_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
-        self.units = Units(COLUMNS, self.dtype)
-        self.blocks = Blocks(spec, self.units, TEAM_BARRIER)
+        self.k_tile, self.v_tile = tk.st(CHUNK, COLUMNS, self.dtype), tk.st(CHUNK, CHUNK, self.dtype)
+        self.qk_tiles = QkTiles(COLUMNS, self.dtype)
+        self.blocks = Blocks(spec, self.qk_tiles, SCORES_BARRIER)
         self.overlap = OverlappingSegments(spec.reach)
-        self.state = BoundedState(spec, (self.sequences, self.units, self.overlap), config.piece)
+        self.state = BoundedState(spec, (self.sequences, self.qk_tiles, self.overlap), config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -125,56 +125,56 @@ class BoundedAttention:
         at, n = self.sequences, self.config.groups
         q, k, v, o, x = [at.rows(x) for x in of[:5]]
         g = Globals(
-            q=at.loads(q, self.units.type), k=at.loads(k, self.qk_tile), v=at.loads(v, self.v_tile),
-            o=at.stores(o, self.v_tile), x=at.loads(x, self.units.type), beta=of.beta, initial=of.initial,
+            q=at.loads(q, self.qk_tiles.type), k=at.loads(k, self.k_tile), v=at.loads(v, self.v_tile),
+            o=at.stores(o, self.v_tile), x=at.loads(x, self.qk_tiles.type), beta=of.beta, initial=of.initial,
             final=of.final, scale=scale, tokens=Int32(q.shape[0]), heads_per_k=o.shape[2] // k.shape[2],
             heads_per_v=o.shape[2] // v.shape[2], cu=of.cu, reach=of.reach,
             own=OfGates(of.A_log, of.bias, bound))
         blocks = self.overlap.blocks(at.blocks(of.q, of.cu), of.reach)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // (CHUNK * n)), o.shape[2], blocks],
-                              block=[tk.WARPGROUP * (TEAMS + n), 1, 1], stream=stream, min_blocks_per_mp=1)
+                              block=[tk.WARPGROUP * (SCORES + n), 1, 1], stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
         al, n = tk.SharedAllocator(), self.config.groups
-        k, units = al.tile(self.qk_tile, TEAMS), self.units.ring(al, TEAMS)
-        v, o, p, inverse = (al.tile(self.v_tile, count) for count in (n * TEAMS, n, TEAMS, TEAMS))
-        s = Shared(k, units, v, o, p, WholeShared(None, al.vector(STEPS * COLUMNS, TEAMS)),
-                   al.vector((STEPS - 1) * COLUMNS, TEAMS),
-                   DeltaShared(inverse, self.blocks.inverse.room(al, TEAMS),
-                               *(al.vector(CHUNK, TEAMS) for _ in range(2))),
-                   UnitShared(al.vector(CHUNK, TEAMS), None),
-                   al.pipe(TEAMS, self.qk_tile.bytes + self.units.bytes + n * self.v_tile.bytes, 4 * n),
-                   al.pipe(TEAMS, 0, 4 * n, producers=4))
+        k, qk_tiles = al.tile(self.k_tile, SCORES), self.qk_tiles.ring(al, SCORES)
+        v, o, p, inverse = (al.tile(self.v_tile, count) for count in (n * SCORES, n, SCORES, SCORES))
+        s = Shared(k, qk_tiles, v, o, p, WholeShared(None, al.vector(STEPS * COLUMNS, SCORES)),
+                   al.vector((STEPS - 1) * COLUMNS, SCORES),
+                   DeltaShared(inverse, self.blocks.inverse.room(al, SCORES),
+                               *(al.vector(CHUNK, SCORES) for _ in range(2))),
+                   L2NormShared(al.vector(CHUNK, SCORES), None),
+                   al.pipe(SCORES, self.k_tile.bytes + self.qk_tiles.bytes + n * self.v_tile.bytes, 4 * n),
+                   al.pipe(SCORES, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
         block, segment = self.overlap.sequence(g, block)
         g, batch, state, tokens = self.sequences.of_block(g, block)
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, state, tokens)
         some, many = self.config.registers
-        tk.assign((tk.Role(lambda team: self.make_scores(g, s, t, (segment, team)), some, TEAMS),
+        tk.assign((tk.Role(lambda wg: self.make_scores(g, s, t, (segment, wg)), some, SCORES),
                    tk.Role(lambda wg: self.state.keep(g, s, t, (segment, wg)), many, n)))
 
     @cute.jit
     def make_scores(self, g, s, t, of):
-        """By a team: what the state needs of every other chunk. of: the segment, the team."""
-        segment, team = of
+        """By a warpgroup of scores: what the state needs of every other chunk. of: the segment, the warpgroup."""
+        segment, wg = of
         span = self.overlap.of_block(g, t, segment, chunks(self.spec, g, t))
-        ring = tk.ring(TEAMS, team)  # of tokens and of what is made of them
+        ring = tk.ring(SCORES, wg)  # of tokens and of what is made of them
         if tk.warp_id() % 4 == 0:
             tk.prefetch(g.q, g.k, g.v, g.x)
         mine = self.blocks.begin(g, t)
-        self.blocks.ask(g, t, span.first + team, mine)
-        for chunk in cutlass.range(span.first + team, span.end, TEAMS, unroll=1):
+        self.blocks.ask(g, t, span.first + wg, mine)
+        for chunk in cutlass.range(span.first + wg, span.end, SCORES, unroll=1):
             if tk.warp_id() % 4 == 0:
                 self.load(g, s, t, chunk, ring)
             s.tokens.wait(ring)
             s.scores.acquire_empty(ring)
-            self.blocks.make(g, s, t, (chunk, team), mine)
+            self.blocks.make(g, s, t, (chunk, wg), mine)
             s.scores.commit(ring)
-            for _ in cutlass.range_constexpr(TEAMS):
+            for _ in cutlass.range_constexpr(SCORES):
                 ring.advance()
 
     @cute.jit
@@ -187,9 +187,9 @@ class BoundedAttention:
     def tokens_of(self, g, s, t, chunk, stage):
         """(a shared tile, the tensor, coordinates) of all that is loaded of a chunk."""
         found = [(s.k[stage], g.k, (t.batch, t.head_k, chunk, 0))]
-        for block, panel in itertools.product(range(BLOCKS), range(self.units.panels)):
+        for block, panel in itertools.product(range(BLOCKS), range(self.qk_tiles.panels)):
             for which, x, head in ((KEYS, g.x, t.head), (QUERIES, g.q, t.head_k)):
-                found.append((s.units[self.units.at(stage, block, panel, which)], x,
+                found.append((s.qk_tiles[self.qk_tiles.at(stage, block, panel, which)], x,
                               (t.batch, head, BLOCKS * chunk + block, panel)))
         return found + [(s.v[stage * self.config.groups + wg], g.v, (t.batch, t.head_v, chunk, t.part + wg))
                         for wg in range(self.config.groups)]

@@ -104,7 +104,7 @@ def spec_of(given: BoundedGiven, count: int = 1) -> ChannelSpec:
     """The spec of a launch with `count` segments per sequence."""
     beta, initial, cu = (x if x is None else dtypes.name_of(x.dtype) for x in (given.beta, given.initial, given.cu))
     return ChannelSpec(dtypes.name_of(given.q.dtype), given.q.shape[3], given.v.shape[3], initial,
-                       "fp32" if given.final else None, delta=beta, packed=cu, unit=True, bounded=True,
+                       "fp32" if given.final else None, delta=beta, packed=cu, l2norm=True, bounded=True,
                        reach=count > 1)
 
 

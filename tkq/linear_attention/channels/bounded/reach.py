@@ -10,8 +10,8 @@ import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE
 from tkq.linear_attention.channels.bounded.blocks import OF_LANE, decay, z_factor
 from tkq.linear_attention.channels.bounded.config import COLUMNS, MOST_REACHED
+from tkq.linear_attention.channels.l2norm import EPS
 from tkq.linear_attention.channels.spec import BoundedReachSpec
-from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import ALL, CHUNK
 from tkq.linear_attention.engine.packed import any_strides
 from tkq.linear_attention.split.reach import NOTHING

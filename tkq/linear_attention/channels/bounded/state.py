@@ -32,7 +32,7 @@ class Held:
 
 
 class BoundedState:
-    """Of each block, with S as it is in the block's middle, a and b as `channels.units` has them, and rows that have
+    """Of each block, with S as it is in the block's middle, a and b as `channels.l2norm` has them, and rows that have
     their factors:
 
         U = (I + L)^-1 (b beta V - b^2 beta f K S),  O = a scale f Q S + P U,  S += (K / f)' U
@@ -41,9 +41,9 @@ class BoundedState:
     parts. A block's values are read, and its outputs written, when they are needed: there are no registers for more."""
 
     def __init__(self, spec: Any, parts: Any, piece: int):
-        """parts: the kernel's `Sequences`, `Units` and `OverlappingSegments`."""
+        """parts: the kernel's `Sequences`, `QkTiles` and `OverlappingSegments`."""
         self.spec, self.piece = spec, piece
-        self.sequences, self.units, self.overlap = parts
+        self.sequences, self.qk_tiles, self.overlap = parts
 
     def registers(self) -> Held:
         """Room for them."""
@@ -131,7 +131,7 @@ class BoundedState:
             if panel:
                 tk.mma_wait(PANEL // self.piece - 1)  # the registers of the columns before are free
             tk.copy(tk.columns(c.s16, k, self.piece), of)
-            multiply(c.both, c.s16, self.units.both(s.units, stage, block, panel), k=(k, k + self.piece))
+            multiply(c.both, c.s16, self.qk_tiles.both(s.qk_tiles, stage, block, panel), k=(k, k + self.piece))
             multiply = tk.mma_ABt
 
     def step(self, s, n, stage) -> cute.Tensor:

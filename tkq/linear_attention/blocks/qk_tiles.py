@@ -11,7 +11,7 @@ KEYS, QUERIES = 0, 1
 BLOCKS = CHUNK // EDGE  # of a chunk
 
 
-class Units:
+class QkTiles:
     """A ring of tiles of 16 x 64: of each stage those of each block, of each 64 columns, of keys and of queries."""
 
     def __init__(self, columns: Constexpr[int], dtype):

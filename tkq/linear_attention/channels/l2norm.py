@@ -14,7 +14,7 @@ EPS = 1e-6  # added to the sum of squares
 LANES = 8  # of a row
 
 
-class UnitShared(NamedTuple):
+class L2NormShared(NamedTuple):
     """Of a chunk's tokens, 1 over a row's length: of queries, times the scale, in two stages; of keys, which the
     scores' warpgroup alone reads."""
 
@@ -22,7 +22,7 @@ class UnitShared(NamedTuple):
     keys: cute.Tensor
 
 
-class Units:
+class L2Norm:
     """Of a token let b be 1 over the length of its key, and a that of its query. With the rows as they come
 
         u[t] = beta[t] (v[t] - b[t] S' k[t]),   S takes up b[t] k[t] u[t]',   o[t] = a[t] scale S' q[t]
@@ -31,14 +31,14 @@ class Units:
     beta elsewhere; and of outputs each token's are multiplied by a. No row is rounded once more."""
 
     def __init__(self, spec: Any, columns: Columns):
-        self.columns, self.there = columns, spec.unit
+        self.columns, self.there = columns, spec.l2norm
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it; None without."""
-        return UnitShared(al.vector(CHUNK, 2), al.vector(CHUNK, 1)) if self.there else None
+        return L2NormShared(al.vector(CHUNK, 2), al.vector(CHUNK, 1)) if self.there else None
 
     @cute.jit
-    def find(self, tiles: Constexpr, shared: UnitShared, stage, scale):
+    def find(self, tiles: Constexpr, shared: L2NormShared, stage, scale):
         """By the scores' warpgroup: a warp has 16 tokens. Behind it a barrier. tiles: q and k."""
         self.of_rows(words(tiles[0]), shared.queries[None, stage], scale)
         self.of_rows(words(tiles[1]), shared.keys[None, 0], Float32(1.0))
@@ -73,7 +73,7 @@ class Units:
                 to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)
 
     @cute.jit
-    def factors(self, found: cute.Tensor, shared: UnitShared, of_values: cute.Tensor, of_state: cute.Tensor):
+    def factors(self, found: cute.Tensor, shared: L2NormShared, of_values: cute.Tensor, of_state: cute.Tensor):
         """b beta, and b^2 beta in the place of beta, of two tokens of each lane of the first warp. found: beta."""
         if tk.warp_id() % 4 == 0:
             for e in cutlass.range_constexpr(2):
