@@ -157,7 +157,7 @@ MUTANTS = (
         ("sums_of_the_states_before", "ends = state_products(before.state, p.starts.mT, behind.scale)",
          "ends = state_products(saved.starts.mT, p.starts.mT, behind.scale)", BY_BLOCKS_BACK)),
     *family(
-        "linear", "tkq/linear_attention/segments.py",
+        "linear", "tkq/linear_attention/packed_sequences.py",
         ("gradients_of_gates_beyond_the_sequence",
          "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)",
          "x[:, :-step] += x[:, step:].clone()", PACKED_SUMS),

@@ -13,7 +13,7 @@ from tkq.linear_attention.channels.bounded.plan import REACHED
 from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.config import ALL
-from tkq.linear_attention.overlap.plan import GAIN, LAUNCH, SHORTEST, Sizes, segments
+from tkq.linear_attention.overlap.plan import GAIN, LAUNCH, SHORTEST, Sizes, segment_count
 from tkq.linear_attention.split.reach import NOTHING
 from tkq.reference.linear_attention import linear_attn as recurrence
 
@@ -27,7 +27,7 @@ def test_every_plan():
     the plan's own count."""
     for B, H, S, parts in itertools.product((0, 1, 2, 8, 300), (1, 16, 32, 80), (0, 1, 64, 511, 2048, 32768, 1 << 20),
                                             (1, 2)):
-        count, chunks = segments(Sizes(B, H, S, parts, 132, REACHED)), -(-S // 64)
+        count, chunks = segment_count(Sizes(B, H, S, parts, 132, REACHED)), -(-S // 64)
         assert count >= 1
         if count > 1:
             each = -(-chunks // count)
@@ -39,12 +39,12 @@ def test_every_plan():
     ((1, 32, 32768, 1), 4), ((2, 32, 8192, 1), 2), ((8, 32, 2048, 1), 1), ((1, 32, 2048, 1), 4), ((1, 32, 512, 1), 1),
     ((1, 48, 32768, 1), 2), ((1, 96, 32768, 1), 1), ((1, 32, 32768, 2), 2), ((1, 1, 1 << 20, 1), 132)])
 def test_calls_of_models(sizes, count):
-    assert segments(Sizes(*sizes, 132, REACHED)) == count
+    assert segment_count(Sizes(*sizes, 132, REACHED)) == count
 
 
 def test_longer_ones_have_no_fewer_segments():
     for heads in (1, 4, 16, 32):
-        counts = [segments(Sizes(1, heads, 1 << n, 1, 132, REACHED)) for n in range(6, 21)]
+        counts = [segment_count(Sizes(1, heads, 1 << n, 1, 132, REACHED)) for n in range(6, 21)]
         assert counts == sorted(counts) and counts[0] == 1 < counts[-1]
 
 

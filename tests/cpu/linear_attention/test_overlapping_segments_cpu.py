@@ -9,7 +9,7 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.catalog import shipped
 from tkq.linear_attention.overlap.plan import Sizes as OverlapSizes
-from tkq.linear_attention.overlap.plan import segments
+from tkq.linear_attention.overlap.plan import segment_count
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.split.plan import REACHED
 from tkq.linear_attention.split.spec import ReachSpec
@@ -41,11 +41,11 @@ def test_segments_of_the_delta_rule(states, dtype):
 def test_segments_are_planned_as_time_says():
     """Where all blocks have an SM each; more chunks that reach, or a shorter sequence, are no reason for more."""
     for B, H, S in itertools.product((1, 2, 3), (8, 16, 32, 48), (64, 2048, 2560, 8192, 1 << 18)):
-        counts = [segments(OverlapSizes(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
+        counts = [segment_count(OverlapSizes(B, H, S, 1, 132, reached)) for reached in (0, 4, 8, 32)]
         assert counts == sorted(counts, reverse=True) and (counts[0] == 1 or counts[0] * B * H <= 132)
-        assert segments(OverlapSizes(B, H, 2 * S, 1, 132, 8)) >= counts[2]
+        assert segment_count(OverlapSizes(B, H, 2 * S, 1, 132, 8)) >= counts[2]
     for sequences, count in ((2, 2), (3, 1)):
-        assert segments(OverlapSizes(sequences, 32, 8192, 1, 132, REACHED)) == count
+        assert segment_count(OverlapSizes(sequences, 32, 8192, 1, 132, REACHED)) == count
 
 
 @pytest.mark.parametrize("more", [dict(gate="none"), dict(delta=None), dict(updates=True, inverse="out"),

@@ -16,7 +16,7 @@ from tkq.linear_attention import gradients
 from tkq.linear_attention.channels import gradients as channels
 from tkq.linear_attention.delta import channel_gradients
 from tkq.linear_attention.delta import gradients as delta_gradients
-from tkq.linear_attention.segments import segments
+from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.reference.linear_attention import edges, gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
 
@@ -46,9 +46,9 @@ def cu(dtype=torch.int32, cuts=CU):
 
 
 @pytest.mark.parametrize("cuts", [*CUTS, (0, 0, 300), (40, 100, 100, 250), (300, 300), (7,)])
-def test_segments(cuts):
+def test_sequences_of_tokens(cuts):
     """Of each token: by the rule itself, number by number."""
-    of, total = segments(torch.tensor(cuts), 300), 300
+    of, total = token_sequences(torch.tensor(cuts), 300), 300
     most, begins = 0, []
     for cut in cuts:
         most = max(most, min(max(cut, 0), total))
@@ -63,7 +63,7 @@ def test_segments(cuts):
 
 
 def test_sums_stay_in_their_sequence():
-    of, x = segments(cu(), S), torch.randn(1, S, 3, dtype=torch.float64)
+    of, x = token_sequences(cu(), S), torch.randn(1, S, 3, dtype=torch.float64)
     x[0, CU[4] + 5, 1] = math.nan  # of the sixth token
     x[0, CU[-1]:] = math.nan
     found = of.suffix_sums(x)
@@ -77,7 +77,7 @@ def test_sums_stay_in_their_sequence():
 @pytest.mark.parametrize("cuts", [CU_OF_CHUNKS, (3, 64, 64, 190), (0, 300), (130, 131), (0,)])
 def test_sums_of_columns_stay_in_their_sequence(cuts):
     """Also where a sequence has several chunks of the tokens, and a chunk several sequences. NaN in tokens of none."""
-    of, given = segments(torch.tensor(cuts), 300), torch.randn(2, 1, 300, 4, 3, dtype=torch.float64)
+    of, given = token_sequences(torch.tensor(cuts), 300), torch.randn(2, 1, 300, 4, 3, dtype=torch.float64)
     at_end = torch.randn(len(cuts) - 1, 4, 3, dtype=torch.float64)
     x = (given[0] - given[1]).flatten(2)
     want = (of.suffix_sums(x) + of.of_tokens(at_end.flatten(1))).view(1, 300, 4, 3)
@@ -86,7 +86,7 @@ def test_sums_of_columns_stay_in_their_sequence(cuts):
 
 
 def test_tokens_of_no_sequence_have_no_sums():
-    found = segments(torch.tensor((40, 100, 100, 250)), 300).suffix_sums(torch.ones(1, 300, 1))[0, :, 0]
+    found = token_sequences(torch.tensor((40, 100, 100, 250)), 300).suffix_sums(torch.ones(1, 300, 1))[0, :, 0]
     assert not found[:40].any() and not found[250:].any()
     assert torch.equal(found[40:250], torch.cat((torch.arange(60.0, 0, -1), torch.arange(150.0, 0, -1))))
 

@@ -7,7 +7,8 @@ import torch
 
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.ssd import gradients as ssd_gradients
-from tkq.linear_attention.ssd.gradients import ALL, SsdGradients, SsdNeeds, SsdSaved, backward, forward
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
+from tkq.linear_attention.ssd.gradients import ALL, SsdGradients, SsdNeeds, backward
 from tkq.reference.ssd import mamba2_ssd, mamba2_ssd_backward
 
 NAMES = SsdGradients._fields

@@ -9,7 +9,8 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.ssd import gradients as ssd_gradients
-from tkq.linear_attention.ssd.gradients import SsdSaved, backward, forward
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
+from tkq.linear_attention.ssd.gradients import backward
 from tkq.reference.ssd import mamba2_ssd, mamba2_ssd_backward
 
 LENGTHS = 0, 1, 9, 0, 66, 5  # of sequences, before which are 3 tokens, and 7 behind

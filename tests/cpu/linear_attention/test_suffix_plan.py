@@ -4,23 +4,23 @@ import itertools
 import pytest
 
 from tkq.linear_attention.spec import ProductsSpec, SuffixSpec
-from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE, segments
+from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE, segment_count
 
 
 def test_segments_have_whole_tiles():
     """None of a batch is without one; their number grows with the tokens, up to as many as a block reads totals of."""
     for tokens in itertools.chain(range(1, 3000, 37), (SEGMENTS * TILE, SEGMENTS * TILE + 1, 1 << 20)):
-        tiles, count = -(-tokens // TILE), segments(tokens)
+        tiles, count = -(-tokens // TILE), segment_count(tokens)
         each = -(-tiles // count)
         assert 1 <= count <= SEGMENTS and (count - 1) * each < tiles
         assert count == tiles or tiles > SEGMENTS
-    assert segments(0) == segments(0, 3) == 1
+    assert segment_count(0) == segment_count(0, 3) == 1
 
 
 def test_segments_of_packed_sequences():
     """As many as a sequence of the mean length has whole tiles, whatever their number."""
     for tokens, sequences in itertools.product((0, 1, TILE, 100 * TILE, 1 << 20), (0, 1, 3, 1000)):
-        count = segments(tokens, sequences)
+        count = segment_count(tokens, sequences)
         assert 1 <= count <= SEGMENTS
         assert count == 1 or count * max(sequences, 1) * TILE <= tokens + TILE
 

@@ -10,7 +10,7 @@ from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.launch import Given, launch
-from tkq.linear_attention.ssd.gradients import forward
+from tkq.linear_attention.ssd.forward import forward
 from tkq.testing import assert_2x
 
 F32 = torch.float32

@@ -8,7 +8,7 @@ import torch
 import tkq
 from tests.helpers.linear_launches import launched
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.ssd.gradients import SsdSaved, forward
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
 from tkq.reference.ssd import mamba2_ssd as recurrence
 from tkq.testing import assert_2x
 

@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from tkq.linear_attention.channels.bounded import launch as bounded
 from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.check import DELTA, check_layouts, sequences
-from tkq.linear_attention.segments import segments
+from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
 from tkq.runtime.call import check, ops
@@ -86,7 +86,7 @@ def _inside(q, k, v, cu_seqlens):
     check.rank(f"{DELTA}: v", v, 4)
     sequences(DELTA, v, cu_seqlens)
     check.same_device(v=v, q=q, k=k, cu_seqlens=cu_seqlens)
-    of = segments(cu_seqlens, v.shape[1])
+    of = token_sequences(cu_seqlens, v.shape[1])
 
     def only_inside(x):
         return of.only_inside(x) if x.shape[:2] == v.shape[:2] else x  # which the rule refuses

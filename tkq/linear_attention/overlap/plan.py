@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     reached: int
 
 
-def segments(sizes: Sizes) -> int:
+def segment_count(sizes: Sizes) -> int:
     """Of each sequence: as many as take the least time, of those whose blocks all have an SM of their own, where that
     is less than `GAIN` of the time of whole sequences; 1 otherwise. None is empty."""
     chunks, blocks = -(-sizes.tokens // CHUNK), sizes.sequences * sizes.heads * sizes.parts

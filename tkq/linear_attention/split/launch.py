@@ -12,7 +12,7 @@ from tkq.linear_attention.blocks.plan import has_blocks_kernel
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.overlap.plan import Sizes as OverlapSizes
-from tkq.linear_attention.overlap.plan import segments
+from tkq.linear_attention.overlap.plan import segment_count
 from tkq.linear_attention.spec import GROUP
 from tkq.linear_attention.split.plan import MOST, REACHED, SHORTEST, Sizes, Split, split
 from tkq.linear_attention.split.spec import WIDEST, CombineSpec, ReachSpec
@@ -89,7 +89,7 @@ def overlapping(given: Given, how: Split) -> int:
     if how.segments > 1 or not (whole and given.v.numel() and _by_gates(given)):
         return 1
     (B, S, heads, V), shared, sms = given.v.shape, given.q.shape[2], arch.num_sms(given.v.device)
-    return segments(OverlapSizes(B, max(heads, shared), S, -(-V // (2 * GROUP)), sms, REACHED))
+    return segment_count(OverlapSizes(B, max(heads, shared), S, -(-V // (2 * GROUP)), sms, REACHED))
 
 
 def in_overlapping_segments(given: Given, scale: float, count: int) -> Made:

@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq.linear_attention.checkpoints import multiple_of_chunks, refuse_gradients
 from tkq.linear_attention.launch import launch
 from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, every_option
-from tkq.linear_attention.ssd.gradients import SsdSaved, forward
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
 from tkq.reference import ssd as reference
 from tkq.runtime.call import check, ops
 

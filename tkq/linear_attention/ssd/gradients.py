@@ -20,32 +20,12 @@ from torch.nn.functional import silu
 
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import over_values
-from tkq.linear_attention.launch import Given, Steps
-from tkq.linear_attention.segments import segments
+from tkq.linear_attention.launch import Given
+from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.split.launch import launch
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
 from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference import ssd as reference
-
-
-class SsdSaved(NamedTuple):
-    """What the gradients need of a forward. cu: where packed sequences begin and end."""
-
-    x: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None = None
-    z: Tensor | None = None
-    dt_bias: Tensor | None = None
-    initial: Tensor | None = None
-    softplus: bool = False
-    limit: tuple = (0.0, float("inf"))
-    cu: Tensor | None = None
-
-    @property
-    def steps(self) -> Steps:
-        return Steps(self.dt, self.A, self.dt_bias, self.softplus, *self.limit)
 
 
 class SsdNeeds(NamedTuple):
@@ -79,19 +59,12 @@ class SsdGradients(NamedTuple):
 ALL = SsdNeeds()
 
 
-def forward(saved: SsdSaved, final: torch.dtype | None = None, gated: bool = True) -> Given:
-    """The forward's launch."""
-    gated = gated and saved.z is not None
-    return Given(saved.C, saved.B, saved.x, initial=saved.initial, final=final, x=saved.z if gated else None,
-                 steps=saved.steps._replace(skip=saved.D, gated=gated), state_v_first=True, cu=saved.cu)
-
-
 def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: SsdNeeds = ALL) -> SsdGradients:
     """A launch each for dC, dB and dx, which d's gradient is made of, too; with z one more, of y before it is gated,
     which is made again."""
     x, D, needs = saved.x, saved.D, _there(saved, needs)
     do, dz, dD, dinitial = dy, None, None, None
-    of = segments(saved.cu, x.shape[1])
+    of = token_sequences(saved.cu, x.shape[1])
     if saved.z is not None:
         do, dz = _ungated(saved, dy, needs.z)
         dz = dz if of is None or dz is None else of.only_inside(dz)
@@ -151,7 +124,8 @@ def _dB(saved, do, dfinal):
 
 def _of_steps(saved, of_c, of_x, at_end, of=None):
     """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv. of: the
-    tokens' `Segments`, where sequences are packed: what stands in tokens of none is in no sum, not even times 0."""
+    tokens' `TokenSequences`, where sequences are packed: what stands in tokens of none is in no sum, not even times
+    0."""
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)

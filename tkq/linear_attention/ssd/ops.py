@@ -10,7 +10,8 @@ from tkq.linear_attention.pools import Pools, may_be_written, put_rows, rows_of,
 from tkq.linear_attention.split.launch import start
 from tkq.linear_attention.ssd import checkpoint_ops
 from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, options
-from tkq.linear_attention.ssd.gradients import SsdNeeds, SsdSaved, backward, forward
+from tkq.linear_attention.ssd.forward import SsdSaved, forward
+from tkq.linear_attention.ssd.gradients import SsdNeeds, backward
 from tkq.reference import ssd as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache

@@ -4,9 +4,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.segments import segments
+from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.spec import ProductsSpec, SuffixSpec
-from tkq.linear_attention.suffix.plan import segments as segments_of
+from tkq.linear_attention.suffix.plan import segment_count
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -40,7 +40,7 @@ def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = N
     if less is not None:
         x = x - (less if factor is None else factor * less)
     if cu is not None:
-        of = segments(cu, x.shape[1])
+        of = token_sequences(cu, x.shape[1])
         y = of.suffix_sums(x)
         return y if end is None else y + of.of_tokens(end)
     y = x.flip(1).cumsum(1).flip(1)
@@ -77,7 +77,7 @@ def _launched(x, less, factor, end, cu):
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:])))
     if y.numel():
-        rows, count = (B, segments_of(S)) if cu is None else (len(cu) + 1, segments_of(S, len(cu) - 1))
+        rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
         totals = torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
         _launchers[key](x, (less, factor, end, totals, y, cu))
     return y

@@ -6,7 +6,7 @@ TILE = LANES * EACH
 SEGMENTS = 128  # of a sequence, at most: each of its blocks reads a total of each behind its own
 
 
-def segments(tokens: int, sequences: int | None = None) -> int:
+def segment_count(tokens: int, sequences: int | None = None) -> int:
     """Into how many segments of whole tiles a sequence is cut, so that as many blocks have a head of it. sequences:
     packed ones, which share the tokens: as many as one of the mean length has tiles."""
     tiles = -(-tokens // TILE)

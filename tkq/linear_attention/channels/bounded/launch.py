@@ -12,7 +12,7 @@ from tkq.linear_attention.channels.spec import BoundedReachSpec, ChannelSpec
 from tkq.linear_attention.check import DELTA, check_layouts
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import no_states
-from tkq.linear_attention.overlap.plan import Sizes, segments
+from tkq.linear_attention.overlap.plan import Sizes, segment_count
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -73,7 +73,7 @@ def segments_of(given: BoundedGiven) -> int:
     (B, S, heads, V), device = given.v.shape, given.v.device
     if given.cu is not None or not given.v.numel():
         return 1
-    return segments(Sizes(B, heads, S, -(-V // (CHUNK * BoundedConfig.groups)), arch.num_sms(device), REACHED))
+    return segment_count(Sizes(B, heads, S, -(-V // (CHUNK * BoundedConfig.groups)), arch.num_sms(device), REACHED))
 
 
 def in_segments(given: BoundedGiven, scale: float, count: int) -> tuple[Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.reference.linear_attention import edges
 
 
-class Segments(NamedTuple):
+class TokenSequences(NamedTuple):
     """Of S tokens in N sequences. of: (S,), each token's sequence; N where it has none. end: (S,), behind the last
     token of its sequence. inside: (S,), has it one?"""
 
@@ -37,7 +37,7 @@ class Segments(NamedTuple):
         return self.only_inside(x)
 
 
-def segments(cu: Tensor | None, tokens: int) -> Segments | None:
+def token_sequences(cu: Tensor | None, tokens: int) -> TokenSequences | None:
     """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `engine.packed`. None without."""
     if cu is None:
         return None
@@ -46,4 +46,4 @@ def segments(cu: Tensor | None, tokens: int) -> Segments | None:
     of = torch.searchsorted(bounds[1:], place, right=True)
     of.masked_fill_(place < bounds[0], count)
     end = torch.cat((bounds[1:], bounds.new_full((1,), tokens)))[of]
-    return Segments(of, end, of < count)
+    return TokenSequences(of, end, of < count)
