@@ -21,7 +21,7 @@ from bench.peers.common import find
 from bench.tune.common import precompile
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call, Options
-from tkq.attention.fp8.config import SOFTWARE_EXP2, TURNS, Fp8Config
+from tkq.attention.fp8.config import HAND_OVERS, SOFTWARE_EXP2, Fp8Config
 from tkq.attention.fp8.plan import plan, recipe
 from tkq.attention.fp8.spec import Fp8Spec
 
@@ -31,7 +31,7 @@ CHANGES = {
     **{f"{n}wg": dict(consumers=n) for n in (2, 3)}, **{f"{n}stages": dict(stages=n) for n in (2, 3, 4)},
     **{f"q{n}": dict(q_stages=n) for n in (1, 2)},
     "free": dict(ping_pong=False), "static": dict(schedule="static"),
-    **{turn: dict(turn=turn) for turn in TURNS},
+    **{point: dict(hand_over=point) for point in HAND_OVERS},
     "registers": dict(row_sum="registers", software_exp2=0), "ones": dict(row_sum="mma", software_exp2=0),
     **{f"software{n}": dict(row_sum="mma", software_exp2=n) for n in SOFTWARE_EXP2[1:]},
     "serial": dict(overlap=False, ping_pong=False),
@@ -39,9 +39,9 @@ CHANGES = {
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
-    64: ("plan", *TURNS, "registers", "ones", "software2", "software3", "free", "2wg kv128 2stages",
+    64: ("plan", *HAND_OVERS, "registers", "ones", "software2", "software3", "free", "2wg kv128 2stages",
          "2wg kv192 2stages"),
-    128: ("plan", *TURNS, "registers", "ones", "software4", "free", "kv192 q1", "3stages q1", "serial", "static"),
+    128: ("plan", *HAND_OVERS, "registers", "ones", "software4", "free", "kv192 q1", "3stages q1", "serial", "static"),
     256: ("plan", "registers", "kv96", "kv64", "static", "2parts", "4parts"),
 }
 

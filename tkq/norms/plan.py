@@ -115,7 +115,8 @@ def _long(spec: NormSpec) -> Optional[Config]:
 
 
 def plan(spec: NormSpec) -> Config:
-    """The config that a spec runs with."""
+    """The config of the kernel that visits each row once. `launch.compiled` takes a persistent kernel instead where
+    `persistent_plan.planned` or `fp8_persistent_plan.planned` has one."""
     return _long(spec) or (_vectored(spec) if spec.access == 128 else _narrow(spec))
 
 

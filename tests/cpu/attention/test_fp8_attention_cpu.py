@@ -86,7 +86,7 @@ def test_plans_without_lse(varlen, window):
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
     (dict(row_sum="sums"), 64, True, "row_sum is 'sums'"), (dict(software_exp2=2), 64, True, "software_exp2 is 2"),
     (dict(row_sum="mma", software_exp2=5), 64, True, "software_exp2 is 5"),
-    (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
+    (dict(overlap=False), 64, True, "ping_pong"), (dict(hand_over="late"), 64, True, "hand_over is 'late'"),
     (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
 def test_configurations_that_cannot_run(changed, dim, two_level, words):
     with pytest.raises(ValueError, match=words):

@@ -33,6 +33,7 @@ from tkq.gemm.fp8.kernel import Fp8Gemm  # noqa: E402
 from tkq.gemm.fp8.plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8.spec import Fp8Spec  # noqa: E402
 from tkq.linear_attention.config import LinearConfig  # noqa: E402
+from tkq.linear_attention.launch import recipe as of_linear  # noqa: E402
 from tkq.linear_attention.spec import LinearSpec  # noqa: E402
 from tkq.reduction import geometry  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
@@ -174,9 +175,12 @@ def row_kernel(N):
            (LinearSpec("bf16", 32, 64, gate="token", delta="bf16"), LinearConfig(groups=1))),
     Recipe("tkq.linear_attention.engine.kernel:LinearAttention",
            (LinearSpec("bf16", 32, 64, gate="token", dot=True, second="query", reverse=True), LinearConfig(groups=1))),
+    of_linear(LinearSpec("bf16", 128, 64, gate="token")),
+    of_linear(LinearSpec("bf16", 64, 64, gate="token"), heads=2),
+    of_linear(LinearSpec("bf16", 64, 64, gate="token", final="fp32", part="states"), heads=2),
     Recipe("write_a_gemm:build"), 4096, 32768,
-], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "delta rule", "two queries", "lcf", "rows",
-        "rows of clusters"])
+], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "delta rule", "two queries", "ping-pong",
+        "two heads", "states alone", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     recipe = recipe if isinstance(recipe, Recipe) else row_kernel(recipe)

@@ -10,7 +10,7 @@ from tests.helpers.attention.fp8 import F8, SCORES, call, compare, make, quantis
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call
-from tkq.attention.fp8.config import TURNS, Fp8Config
+from tkq.attention.fp8.config import HAND_OVERS, Fp8Config
 from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
@@ -233,7 +233,7 @@ def test_numbers_that_are_none():
     Fp8Config(ping_pong=False), Fp8Config(schedule="static"), Fp8Config(schedule="single"), Fp8Config(stages=3),
     Fp8Config(kv=96), Fp8Config(kv=64, q_stages=1), Fp8Config(overlap=False, ping_pong=False),
     Fp8Config(overlap=False, ping_pong=False, parts=2), Fp8Config(consumers=1),
-    *(Fp8Config(turn=turn) for turn in TURNS)], ids=str)
+    *(Fp8Config(hand_over=point) for point in HAND_OVERS)], ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.slow
 def test_configurations(config, causal):

@@ -6,8 +6,8 @@ from tkq.attention.backward.spec import BackwardSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
-DQ_SENDERS = 2  # helper warps that send dQ with dq_reduce "ordered", or give it its turn: they take tiles in turns
-ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
+DQ_SENDERS = 2  # helper warps that send dQ with dq_reduce "ordered", or let it go: they alternate between tiles
+ROWS = 128  # queries of a block of `dq_kernel.DqKernel`
 
 
 DQ_REDUCE = ("atomic", "bulk", "first_store", "serial", "ordered")

@@ -1,10 +1,9 @@
 """From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU. No kernel
 depends on this file."""
-import itertools
 from dataclasses import replace
 
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.spec import WIDTHS, BackwardSpec
+from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.forward.plan import LENGTHS, length_class
 from tkq.runtime.compile.recipe import Recipe
 
@@ -27,7 +26,8 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
     if _in_order(spec, group):
-        return replace(_DQ_ORDERED[spec.width], ping_pong=_in_turns(spec), l2_section_mb=_ordered_section(spec, length))
+        return replace(_DQ_ORDERED[spec.width], ping_pong=_ping_pong(spec),
+                       l2_section_mb=_ordered_section(spec, length))
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, dq_kernel_kv=min(config.dq_kernel_kv, 96 if spec.width <= 128 else 48),
@@ -56,18 +56,18 @@ def _planned(spec, length, group):
     if group > 1:
         return _of_groups(spec, length, group)
     behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length),
-                     ping_pong=_in_turns(spec))
+                     ping_pong=_ping_pong(spec))
     # else its helper warps fall behind
     return replace(behind, fuse_preprocess=True) if spec.varlen and length == "long" else behind
 
 
-def _in_turns(spec):
-    """Dense at head_dim 128: 1.00 to 1.01 without turns (S 2048, 8192)."""
+def _ping_pong(spec):
+    """Dense at head_dim 128: 1.00 to 1.01 without ping-pong (S 2048, 8192)."""
     return spec.width == 64 or (spec.width == 128 and spec.varlen)
 
 
 def _ordered_section(spec, length):
-    """The more heads in turns, the later a block begins than the one before it in the order of a tile. In a causal
+    """The more heads in a section, the later a block begins than the one before it in the order of a tile. In a causal
     problem, with two tiles of queries to a block, it is behind it by itself. At head_dim 256 with 64 MB, more than L2,
     0.61 to 0.97 of the speed that is usual, with 32 MB 0.95 to 1.03 (H200)."""
     if spec.width == 256:
@@ -135,50 +135,3 @@ _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
 _DQ_FIRST_STORE = replace(_GQA_SPLIT, dq_reduce="first_store")
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
-
-
-def shipped():
-    """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
-    must show."""
-    from tkq.runtime.compile.recipe import Shipped
-
-    mask, same = {"right": True}, {"deterministic": True}
-    kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
-             "causal_softcap": {"softcap": True, **mask}, "causal_dlse": {"dlse": True, **mask},
-             "causal_no_dq": {"dq": False, **mask}, "deterministic": same, "causal_deterministic": {**mask, **same},
-             "grouped_deterministic": same, "grouped_causal_deterministic": {**mask, **same},
-             "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
-             "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
-             "varlen_used_window_deterministic": {"varlen": True, "seqused_q": True, "seqused_k": True, "left": True,
-                                                  **mask,
-                                                  **same}}
-    out = {}
-    for (kind, options), dtype, width, length in itertools.product(
-            kinds.items(), ("bf16", "fp16"), WIDTHS, PACKED_LENGTHS):
-        spec = BackwardSpec(dtype, width, **options)
-        if length == "brief" and not spec.varlen:
-            continue
-        config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
-        kernel = recipe(spec, config)
-        name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
-        usual = dtype == "bf16" and (width, length) not in ((64, "short"), (128, "short"))
-        quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
-        out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
-    return list(out.values())
-
-
-def _expectation(spec, config):
-    from tkq.runtime.compile.expectation import Expectation
-
-    dq = ("REDG" if config.dq_from_registers else "UBLKRED",) if config.adds_dq(spec) else ()
-    # of tiles of 128 queries, two registers more than there are: a few values wait on the stack, once in a tile
-    short = spec.width == 64 and (config.serial or config.fuse_preprocess)
-    return Expectation(
-        tensor=24, local_memory=8 if short else 0,
-        instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",
-                      *["STSM"] * (config.adds_dq(spec) or not config.store_from_registers), *dq),
-        roles=config.roles,
-        others=(("DqKernel", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                *((name, Expectation(instructions=("LDG.E.128",)))
-                  for name in ("BackwardPreprocess", "PreprocessFirstTiles")),
-                ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -7,8 +7,8 @@ from tkq.runtime.compile.recipe import Recipe
 
 
 def plan(spec: FlexSpec, length: str = "medium") -> AttentionConfig:
-    """A tile of rows for each consumer warpgroup, of which two share a listed block's 128 rows; in turns where
-    ``flash_attn`` takes turns. length: class of the keys' number. Of more than 128 columns there is room for one tile
+    """A tile of rows for each consumer warpgroup, of which two share a listed block's 128 rows; in ping-pong
+    where ``flash_attn`` is. length: class of the keys' number. Of more than 128 columns there is room for one tile
     of Q, and none for O, beside two of K and V."""
     consumers = spec.q_tile // 64
     if spec.head_dim > 128:

@@ -15,8 +15,8 @@ QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"))
 
 
 class Model(NamedTuple):
-    """What the layers of a model have beside a causal mask. left: some have a limit on the left too, "near" or "far"
-    (see ``spec.LONG_WINDOW``)."""
+    """What the layers of a model have beside a causal mask. left: some have a limit on the left too, "near" or
+    "long_window" (see ``spec.LONG_WINDOW``)."""
 
     dims: tuple
     left: Optional[str] = None

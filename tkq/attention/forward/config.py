@@ -17,8 +17,8 @@ class AttentionConfig:
     tiles for each consumer. o_store_steps: steps in which O is stored, to save shared memory. o_reuses_q_smem: O is
     staged in Q's shared memory, to save more. o_from_registers: O is stored from registers. l2_section_mb: MB of K and
     V in one L2 section, whose tasks run together. cluster: blocks that share K and V. registers: of a producer's thread
-    and a consumer's; without, tkq.tile's own. stagger: consumers begin a task in turns, each with its first S when that
-    of the one before is there, so that they stay apart where nothing else makes them."""
+    and a consumer's; without, tkq.tile's own. stagger: consumers begin a task one after the other, each with its first
+    S when that of the one before is there, so that they stay apart where nothing else makes them."""
 
     kv: int = 128
     consumers: int = 2

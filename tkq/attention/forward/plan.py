@@ -74,7 +74,7 @@ _D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
 _D64 = AttentionConfig(consumers=3, stages=3)
 _D64_SHORT = AttentionConfig()
 
-# Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
+# Beyond 128 columns the products take so much longer than the softmax that no ping-pong is needed. 192 and 192 is not
 # measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
     (192, 128): AttentionConfig(ping_pong=False, q_stages=1, o_from_registers=True),

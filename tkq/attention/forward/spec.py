@@ -60,7 +60,7 @@ class AttentionSpec:
         if self.causal and self.right:
             raise ValueError("flash_attn: causal and right: causal is the limit on the right")
         if self.long_window and not self.left:
-            raise ValueError("flash_attn: far belongs to left")
+            raise ValueError("flash_attn: long_window belongs to left")
         if (self.seqused_q or self.seqused_k) and not self.varlen:
             raise ValueError("flash_attn: seqused_q and seqused_k belong to varlen")
 

@@ -7,7 +7,7 @@ from tkq.attention.forward.spec import LONG_WINDOW
 from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
-TURNS = ("products", "range")
+HAND_OVERS = ("products", "range")
 ROW_SUMS = ("registers", "mma")
 SOFTWARE_EXP2 = (0, 2, 3, 4)
 ONES = 8  # columns of a product with ones: as few as there are
@@ -17,14 +17,14 @@ ONES = 8  # columns of a product with ones: as few as there are
 class Fp8Config:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
-    section, whose tasks run together. ping_pong: consumers issue their products in turns. turn: after what of its own a
-    consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
-    have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
-    parts: O's columns are multiplied in as many parts, one after the other: with two_level, registers of one part are
-    enough. row_sum: "registers" adds the exponentials up before they are rounded; "mma" multiplies the rounded P by
-    columns of ones. software_exp2: with n, every n-th group of four elements of P is computed by integer and half
-    precision instructions, without ex2 and conversions (``tkq.tile.exp2_e4m3``); 0: none. That takes row_sum="mma".
-    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    section, whose tasks run together. ping_pong: consumers issue their products one after the other. hand_over: after
+    what of its own a consumer lets the next one issue, so that it is ahead of the next one by as much: its products are
+    issued, or its scores have been compared with max. overlap: the next S and its softmax run under P V; without, S and
+    P V share registers. parts: O's columns are multiplied in as many parts, one after the other: with two_level,
+    registers of one part are enough. row_sum: "registers" adds the exponentials up before they are rounded; "mma"
+    multiplies the rounded P by columns of ones. software_exp2: with n, every n-th group of four elements of P is
+    computed by integer and half precision instructions, without ex2 and conversions (``tkq.tile.exp2_e4m3``); 0: none.
+    That takes row_sum="mma". registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -33,7 +33,7 @@ class Fp8Config:
     schedule: str = "dynamic"
     l2_section_mb: int = 16
     ping_pong: bool = True
-    turn: str = "range"
+    hand_over: str = "range"
     overlap: bool = True
     parts: int = 1
     row_sum: str = "registers"
@@ -81,8 +81,8 @@ class Fp8Config:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:
             raise ValueError(f"{self}: ping_pong goes with overlap")
-        if self.turn not in TURNS:
-            raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
+        if self.hand_over not in HAND_OVERS:
+            raise ValueError(f"{self}: hand_over is {self.hand_over!r}, allowed are {', '.join(map(repr, HAND_OVERS))}")
         if self.row_sum not in ROW_SUMS:
             raise ValueError(f"{self}: row_sum is {self.row_sum!r}, allowed are {', '.join(map(repr, ROW_SUMS))}")
         if self.software_exp2 not in SOFTWARE_EXP2 or (self.software_exp2 and self.row_sum != "mma"):

@@ -131,7 +131,7 @@ class Consumer:
         smem.v_pipe.wait(regs.v)
         self.multiply(smem, regs, 0)
         self.sum_up(smem, regs)
-        if const_expr(self.config.turn == "products"):
+        if const_expr(self.config.hand_over == "products"):
             regs.ping_pong.give()
         tk.mma_wait(2 if const_expr(self.by_ones) else 1)
         self.release(smem.k_pipe, regs.k)

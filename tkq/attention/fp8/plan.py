@@ -25,7 +25,7 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     """The configuration, for sequences of any length.
 
     Timed at 16384 keys. At 64 columns the softmax takes longest, and a third consumer runs more of it under products;
-    of blocks of 96 keys where P V of one block needs registers beside O: there, turns that are handed on late are
+    of blocks of 96 keys where P V of one block needs registers beside O: there, handing over late is
     slower. At 256 columns O and that P V do not fit beside S: it comes in two parts, in S's registers, and the
     other consumer's products run under a consumer's softmax.
 
@@ -42,7 +42,7 @@ def plan(spec: Fp8Spec) -> Fp8Config:
 def _of_equal_lengths(spec):
     if spec.head_dim == 64:
         if spec.two_level:
-            return Fp8Config(kv=96, consumers=3, stages=3, turn="products")
+            return Fp8Config(kv=96, consumers=3, stages=3, hand_over="products")
         return Fp8Config(consumers=3, stages=3)
     if spec.head_dim == 128:
         return Fp8Config()
@@ -52,13 +52,13 @@ def _of_equal_lengths(spec):
 
 
 def _without_lse(spec):
-    """What is other than where lse is asked for: turns after the range check are slower beside exponentials in
+    """What is other than where lse is asked for: handing over after the range check is slower beside exponentials in
     software at 64 columns. Where O and P V take most registers, few kernels of windows have any left for the sums."""
     wide = spec.head_dim == 256 or (spec.head_dim == 128 and spec.two_level)
     if wide and (spec.left or spec.right):
         return {}
     if spec.head_dim == 64:
-        return dict(row_sum="mma", software_exp2=3 if spec.two_level else 2, turn="products")
+        return dict(row_sum="mma", software_exp2=3 if spec.two_level else 2, hand_over="products")
     software = spec.head_dim == 128 and spec.causal and not spec.two_level
     return dict(row_sum="mma", software_exp2=4 if software else 0)
 
@@ -67,8 +67,8 @@ def _packed(spec):
     """Finding a task among sequences takes the producer more registers than three consumers leave it, or two by
     default; a tile of V is of one sequence, so its keys divide those that are transposed together. At 256 columns the
     rest is too few for an S under P V. At 128 of two levels the assembler moves all exponentials of some kernels before
-    a turn that is handed on after the range check."""
+    what hands over after the range check."""
     if spec.head_dim < 256:
         moved = spec.head_dim == 128 and spec.two_level
-        return Fp8Config(turn="products" if moved else "range", registers=(40, 232))
+        return Fp8Config(hand_over="products" if moved else "range", registers=(40, 232))
     return Fp8Config(overlap=False, parts=2 if spec.two_level else 1, q_stages=1, ping_pong=False, registers=(40, 232))

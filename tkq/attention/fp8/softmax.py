@@ -49,7 +49,7 @@ class Fp8Softmax:
         self.base.scores(g, regs, i, sides)
         moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
         self.move_if(g, regs, moved, guarded)
-        if self.config.turn == "range":
+        if self.config.hand_over == "range":
             regs.ping_pong.give()
         self.exponentials(g, regs, guarded)
         return moved

@@ -103,7 +103,7 @@ class WindowGradients:
     far and far_do are what linear is multiplied by, in the denominator and, of do, in what is divided by it: less is
     far_do - delta * far, and linear * far what window * sum e leaves of the denominator. exact is delta once more, of
     these numbers, which are not rounded to 16 bits as o is: the factors' gradients are small differences of large sums.
-    where e is 1 a score is the largest, most, which all others are relative to. A block has one head of one sequence
+    Where e is 1 a score is the largest, most, which all others are relative to. A block has one head of one sequence
     and walks along its chunks of 64 tokens, each with its own keys and those of the chunk before; gradients of keys and
     values are in accumulators until the chunk behind has added its part.
 

@@ -75,7 +75,7 @@ def cache_plan(spec: AttentionSpec, page: int | None, ragged: bool, multiples: b
 
 def plan(spec: AttentionSpec, cache: CacheSpec) -> AttentionConfig:
     """The forward's, of long causal problems where it is one; tasks are dealt out one at a time to blocks alone.
-    Consumers whose tiles are several boxes begin in turns, where they do not take turns all the time."""
+    Consumers whose tiles are several boxes begin one after the other, where they are not in ping-pong all the time."""
     config = _forward(spec)
     return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(56, 224),
                    stagger=cache.box < config.kv and not config.ping_pong)
