@@ -35,7 +35,7 @@ from tkq.gemm.grouped import spec as grouped_spec
 from tkq.granularity import PRODUCTS, scales_of
 from tkq.linear_attention.based.spec import BasedSpec
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import COLUMN_DIMS, LinearSpec
 from tkq.linear_attention.step.spec import StepSpec
 from tkq.losses.spec import MAX_V, CrossEntropySpec
 from tkq.norms import plan as norm_plan
@@ -47,6 +47,7 @@ from tkq.softmax.spec import SoftmaxSpec
 
 TYPES = ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2")
 PROCESSORS = 132  # of an H100
+NOT_TYPICAL = ("hedgehog",)  # its small call's maps have gradients by PyTorch; docs/launches.md says so
 LENGTHS = {"short": f"to {attention_plan.SHORT - 1}", "medium": f"{attention_plan.SHORT} to {attention_plan.LONG - 1}",
            "long": f"from {attention_plan.LONG}"}
 HEAD = """# What is supported
@@ -106,8 +107,9 @@ def types() -> dict[str, tuple[list, str]]:
                                   f"{FP8_HEAD_DIMS[0]} to {FP8_HEAD_DIMS[-1]}"),
         "quantize_qkv": (taken(QuantizeSpec, TYPES), f"any Sq, Sk; D a multiple of {QUANTIZED_TOGETHER}"),
         "flex_attention": _flex(), **_caches(),
-        **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
-                                                              f"any S; {_widths_of_states()}")),
+        "linear_attn": (taken(lambda t: LinearSpec(t, 64, 64), TYPES), f"any S; {_widths_of_states()}"),
+        "gated_delta_rule": (taken(lambda t: LinearSpec(t, 64, 64), TYPES), "any S; " + _widths_of_states().replace(
+            ", V", f" (to {COLUMN_DIMS[-1]} with decays per column), V")),
         "based": (taken(lambda t: BasedSpec(t, 64), TYPES), "any S; D 16, V 32 to 128 in multiples of 16"),
         "mamba2_ssd": (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                        f"any S; {_widths_of_states().replace('K', 'N').replace('V', 'P')}"),
@@ -183,7 +185,8 @@ def overview() -> str:
     for case in FUNCTIONS:
         of, sizes = types()[case.function]
         launches = counted[case.name] or ["not counted"]
-        backward = str(launches[2] - launches[1]) if len(launches) > 1 else ""
+        counts = len(launches) > 1 and case.function not in NOT_TYPICAL
+        backward = str(launches[2] - launches[1]) if counts else ""
         gradients = "yes" if case.leaves else "no"
         rows.append((f"`{case.function}`", ", ".join(of), sizes, gradients, str(launches[0]), backward))
     return _section("Operations", "Types of the main inputs; the API pages list the others, and the inputs with "

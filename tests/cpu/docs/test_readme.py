@@ -292,7 +292,7 @@ def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
     assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
     assert "The timings come from several runs, on 2026-11-21." in page
-    assert "checks a bound for each shape. All hold." in page and ", bound " not in page
+    assert "checks a bound for each shape. On the H100 all hold." in page and ", bound " not in page
     of("forward", "10:00", bound=Bound(("QuACK",), 99.0)).save(tmp_path / "norms.json")
     page = readme_table.page(tmp_path)
     assert "a bound for each shape. Missed:" in page and "M1 N2: " in page and ", bound 99" in page
@@ -307,6 +307,16 @@ def test_another_cards_results_have_a_table_of_their_own(tmp_path):
     assert summary.summary(readme_table.reports(tmp_path)) in text
     assert "- All rows come from one run." in text and "docs/" not in text
     assert readme_table.other_card() in readme_table.PAGE.read_text()
+
+
+def test_another_cards_bounds_are_counted(tmp_path):
+    assert readme_table.missed_there(tmp_path) == ""
+    bounds = dict(bound=Bound(("QuACK",), 99.0), roof=Bound(("copy",), 99.0))
+    cases = [dataclasses.replace(case, **bounds) for case in report().cases[:1]]
+    dataclasses.replace(report(), cases=cases, costs=[]).save(tmp_path / "other.json")
+    text = readme_table.missed_there(tmp_path)
+    assert "2 bounds are missed, and 0 are undecided" in text and "1 of those that are\nmissed" in text
+    assert readme_table.missed_there() in readme_table.PAGE.read_text()
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):
