@@ -20,7 +20,8 @@ from bench.core.results import Case, Report, _words, geometric_mean, kind_of
 from bench.report import summary
 
 STYLE = 4  # to be raised where the drawing changes: pictures of another style are stale
-OVERVIEW = 2  # likewise, of the overview alone
+OVERVIEW = 3  # likewise, of the overview alone
+WIDE = 6.0  # of speedups on its axis
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 COLOURS = {"tkq": "#0b6e4f", "QuACK": "#d1495b", "FA4": "#d1495b", "cuDNN": "#edae49", "cuBLAS": "#edae49",
@@ -189,8 +190,10 @@ def overview_figure(found: Mapping[str, list[float]]):
                 label="geomean" if row == 0 else None)
     ax.axvline(1.0, color="#777777", linewidth=1.0)
     ax.set_xscale("log")
-    ticks = [t for t in (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-             if 0.97 * min(map(min, found.values())) <= t <= 1.1 * max(map(max, found.values()))]
+    least, most = 0.97 * min(map(min, found.values())), 1.1 * max(map(max, found.values()))
+    near = (0.9, 1.1, 1.25) if most < WIDE else ()  # where there is room for their labels
+    ticks = [t for t in sorted((0.5, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, *near))
+             if least <= t <= most]
     ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=8)
     ax.minorticks_off()
     ax.set_yticks(range(len(names)), names, fontsize=8)
@@ -198,7 +201,7 @@ def overview_figure(found: Mapping[str, list[float]]):
     ax.set_xlabel("speedup over the fastest baseline (above 1, tkq is faster)", fontsize=8)
     ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(fontsize=7, frameon=False, loc="lower right")
+    ax.legend(fontsize=7, frameon=False, loc="upper right")
     return made
 
 

@@ -34,7 +34,7 @@ def summary(reports: Mapping[str, Report]) -> str:
     rows = []
     for name, found in grouped(reports).items():
         cases = [case for _, case in found]
-        ratios, copies = strongest(cases), _beside_roofs(cases)
+        ratios, copies = strongest(cases), beside_roofs(cases)
         if not ratios and not copies:
             continue
         names = row_peers.listed(row_peers.of_row(cases, row_peers.asked_for(name)))
@@ -151,7 +151,7 @@ def _span(values: list[float], form: str) -> str:
 def without_baseline(reports: Mapping[str, Report]) -> str:
     """A sentence about what the summary leaves out: operations with neither a baseline nor a copy; "" without such."""
     names = [name for name, found in grouped(reports).items()
-             if not strongest(case for _, case in found) and not _beside_roofs(case for _, case in found)]
+             if not strongest(case for _, case in found) and not beside_roofs(case for _, case in found)]
     return f"Compared only with other forms of tkq itself, and so not in the table: {listed(names)}." if names else ""
 
 
@@ -172,7 +172,7 @@ def document(reports: Mapping[str, Report]) -> str:
     return "\n\n".join(("# Results", summary(reports), LEGEND, *files)) + "\n"
 
 
-def _beside_roofs(cases: Iterable[Case]) -> str:
+def beside_roofs(cases: Iterable[Case]) -> str:
     """The geomean speedup over a kernel that only moves the bytes, and the number of shapes."""
     cases = list(cases)
     found = [best[1] for case in cases if (beside := roof(case)) and set(beside.against) <= set(ops.ROOFS)

@@ -118,11 +118,11 @@ def test_the_same_results_make_the_same_bytes_and_say_what_they_are_of(tmp_path)
 def test_stale_pictures_are_drawn_again(tmp_path):
     results, pictures = tmp_path / "results", tmp_path / "plots"
     NORMS.save(results / "norms.json")
-    assert readme_table.stale(results, pictures) == ["norms_forward.svg", "norms_heads.svg", "overview.svg"]
-    readme_table.draw(results, pictures)
-    assert readme_table.stale(results, pictures) == []
+    assert readme_table.stale(results, pictures, results) == ["norms_forward.svg", "norms_heads.svg", "overview.svg"]
+    readme_table.draw(results, pictures, results)
+    assert readme_table.stale(results, pictures, results) == []
     other = [case("rmsnorm", "M4 N1", tkq=times(1.5), QuACK=times(2.0)), *NORMS.cases[1:5]]
     dataclasses.replace(NORMS, cases=other).save(results / "norms.json")
-    assert readme_table.stale(results, pictures) == ["norms_forward.svg", "norms_heads.svg", "overview.svg"]
-    readme_table.draw(results, pictures)
+    assert readme_table.stale(results, pictures, results) == ["norms_forward.svg", "norms_heads.svg", "overview.svg"]
+    readme_table.draw(results, pictures, results)
     assert sorted(p.name for p in pictures.iterdir()) == ["norms_forward.svg", "overview.svg"]

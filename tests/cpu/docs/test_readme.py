@@ -14,7 +14,7 @@ import torch
 import tkq
 from bench.core import ops
 from bench.core.results import Bound, Case, Cost, Environment, Report
-from bench.report import readme_table, summary, tables
+from bench.report import overview, readme_table, summary, tables
 from tests.helpers.process.markdown import is_excerpt
 from tkq.testing.timing import Comparison, Timing
 
@@ -256,12 +256,20 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     more = dataclasses.replace(cases[0], shape="M3 N4", roof=Bound(("copy",), 0.9))
     dataclasses.replace(report(), cases=[*cases, more]).save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")  # its cases are other files' too
-    text = readme_table.section(tmp_path)
-    ratios = "1.20 | 1.20 | 1.20 | 0.50 (1 of 2)"
+    text, family, ratios = readme_table.card("H100", tmp_path), readme_table.section(tmp_path), "1.20 | 1.20 | 1.20"
     assert ("| `rmsnorm` | QuACK, compiled; not run: torch.compile, Liger, Liger CuTe | 2 | "
-            f"{ratios} | 2026-11-21 |") in text
-    assert text.count("| `") == 1  # beside the others' cases nothing was timed
+            f"{ratios} | 0.50 (1 of 2) | 2026-11-21 |") in text
+    assert f"| `rmsnorm`, `layernorm`, float8 outputs | QuACK, compiled | 2 | {ratios} | 0.50 (1 of 3) |" in family
+    assert text.count("| `") == family.count("| `") == 1  # beside the others' cases nothing was timed
     assert "Compared only with other forms of tkq itself, and so not in the table: `layernorm`." in text
+
+
+def test_the_readmes_table_has_every_row_of_the_summary_once():
+    titles = [title for row in overview.ROWS.values() for title in row]
+    assert len(overview.ROWS) <= 25 and len(titles) == len(set(titles))
+    for folder in (readme_table.RESULTS, readme_table.OTHER):
+        found = summary.grouped(readme_table.drawn(readme_table.reports(folder)))
+        assert {name for name, cases in found.items() if summary.strongest(case for _, case in cases)} <= set(titles)
 
 
 def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
@@ -299,14 +307,15 @@ def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
 
 
 def test_another_cards_results_have_a_table_of_their_own(tmp_path):
-    assert readme_table.other_card(tmp_path) == ""
+    assert readme_table.card("H200", tmp_path) == ""
     cases = [dataclasses.replace(case, section="forward") for case in report().cases]
     dataclasses.replace(report(), cases=cases).save(tmp_path / "norms.json")
-    text = readme_table.other_card(tmp_path)
+    text = readme_table.card("H200", tmp_path)
     assert text.startswith("## On an H200\n") and " on one H100 (" in text
     assert summary.summary(readme_table.reports(tmp_path)) in text
     assert "- All rows come from one run." in text and "docs/" not in text
-    assert readme_table.other_card() in readme_table.PAGE.read_text()
+    assert readme_table.card("H200", readme_table.OTHER) in readme_table.PAGE.read_text()
+    assert readme_table.card("H100", readme_table.RESULTS) in readme_table.PAGE.read_text()
 
 
 def test_another_cards_bounds_are_counted(tmp_path):

@@ -87,14 +87,14 @@ def test_every_shape_of_the_norms_gradients_has_a_roof():
     assert len(jobs) == 20 and all(job.question.roof.against == ("add",) for job in jobs)
     found = {name: [each for _, each in cases] for name, cases in summary.grouped(readme_table.reports()).items()}
     for name in ("rmsnorm, backward", "layernorm, backward"):
-        assert len(found[name]) == 10 and summary._beside_roofs(found[name]).endswith(" (10)")
+        assert len(found[name]) == 10 and summary.beside_roofs(found[name]).endswith(" (10)")
 
 
 def test_a_roof_is_of_so_many_shapes():
     roof = Bound(("copy",), 0.9)
-    assert summary._beside_roofs([case(copy=0.5, roof=roof), case(copy=2.0, roof=roof)]) == "1.00 (2)"
-    assert summary._beside_roofs([case(copy=0.5, roof=roof), case()]) == "0.50 (1 of 2)"
-    assert summary._beside_roofs([case(plain=0.5, roof=Bound(("plain",), 0.9))]) == ""  # tkq's own
+    assert summary.beside_roofs([case(copy=0.5, roof=roof), case(copy=2.0, roof=roof)]) == "1.00 (2)"
+    assert summary.beside_roofs([case(copy=0.5, roof=roof), case()]) == "0.50 (1 of 2)"
+    assert summary.beside_roofs([case(plain=0.5, roof=Bound(("plain",), 0.9))]) == ""  # tkq's own
 
 
 def test_a_file_without_roofs_has_those_of_its_bench():
