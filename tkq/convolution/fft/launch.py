@@ -10,7 +10,7 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import circular
 from tkq.convolution.fft.long import launch as long
-from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, twice, whole
+from tkq.convolution.fft.plan import SMS, blocks_of, has_transform, plan, splits_of, tiles_of, transform_rows, twice
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.convolution.fft.whole import launch as of_whole
@@ -39,7 +39,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     B, H, L = g.u.shape
     if not g.u.numel():
         return g.u.new_empty(B, H, L)
-    if not g.causal and not whole(L):
+    if not g.causal and not has_transform(L):
         return _of_twice(g, conjugate) if twice(L) else circular.forward(g, conjugate)
     if transform_rows(L, g.causal, g.split) is None:
         return long.forward(g, conjugate)
@@ -137,7 +137,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     if not g.u.numel():
         found = torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
     else:
-        if g.causal or (whole(L) and not g.split):
+        if g.causal or (has_transform(L) and not g.split):
             found = _filter_gradient(g, dy, min(taps, L))
         elif not twice(L):
             found = circular.filter_gradient(g, dy)

@@ -31,7 +31,7 @@ def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None
     that a transform takes several passes (`long`): split, where they are more than one block. Not causal: of one of as
     many points; where there is none, of causal ones of the sequences written twice; or of two, in several passes."""
     if not causal:
-        return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True, split)
+        return tokens // COLS if has_transform(tokens) else transform_rows(2 * tokens, True, split)
     if tokens > (1 if split else BLOCKS[-1]) * MOST_POINTS:
         return None
     return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
@@ -48,6 +48,6 @@ def blocks_of(tokens: int, causal: bool) -> int:
     return next(n for n in BLOCKS if not causal or tokens <= n * MOST_POINTS)
 
 
-def whole(tokens: int) -> bool:
+def has_transform(tokens: int) -> bool:
     """Is there a transform of exactly as many points?"""
     return tokens in [COLS * rows for rows in TRANSFORM_ROWS]
