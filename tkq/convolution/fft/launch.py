@@ -22,6 +22,13 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
+    """Which kernel a spec gets, the first of:
+
+        whole           `whole.kernel`   8 blocks in bf16
+        in_registers    `in_registers`   one block; in bf16 also two
+        split           `kernel`         one block, by split operands
+        otherwise       `blocks`         4 blocks in bf16; 2, 4 or 8 in fp16
+    """
     if spec.whole:
         return of_whole.recipe(spec, config)
     kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
