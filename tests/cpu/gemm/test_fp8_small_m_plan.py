@@ -10,18 +10,9 @@ from tkq.gemm import candidates
 from tkq.gemm.dense.small_m_config import SLOT_BYTES
 from tkq.gemm.dense.small_m_plan import FEWEST_STEPS, fit_to_spec, parts_of_k
 from tkq.gemm.fp8 import plan as fp8_plan
+from tkq.gemm.fp8.small_m_catalog import SHAPES, shipped, traits
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
-from tkq.gemm.fp8.small_m_plan import (
-    ROWS,
-    SHAPES,
-    TILES_STEPS,
-    of_tiles,
-    plan,
-    shipped,
-    splits,
-    tiles,
-    traits,
-)
+from tkq.gemm.fp8.small_m_plan import ROWS, TILES_STEPS, of_tiles, plan, splits, tiles
 from tkq.gemm.fp8.spec import OUT, Fp8Spec
 from tkq.gemm.fp8.stored import CONFIGS
 from tkq.granularity import PRODUCTS, scales_of

@@ -253,10 +253,11 @@ def grouped(device):
         c = tkq.grouped_gemm(x, b, offsets)
     else:
         from tkq.gemm.grouped import ops as grouped_ops
-        from tkq.gemm.grouped import spec as grouped_spec
+        from tkq.gemm.grouped import plan as grouped_plan
+        from tkq.gemm.grouped.spec import GroupedSpec
 
-        spec, c = grouped_spec.GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
-        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fit_to_spec(grouped_spec.FAST[0], spec), blocks=2)
+        spec, c = GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
+        grouped_ops.run(spec, x, b, c, offsets, config=grouped_plan.fit_to_spec(grouped_plan.FAST[0], spec), blocks=2)
     yield "grouped_gemm of several tiles a block", (c[:300],)
     yield "grouped_gemm along K", (tkq.grouped_gemm(x.t(), y, offsets),)
     found = (*tkq.quantize_fp8(randn(0, 304, 128), "1x128", transpose=True)[2:],
