@@ -10,7 +10,17 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import circular
 from tkq.convolution.fft.long import launch as long
-from tkq.convolution.fft.plan import SMS, blocks_of, has_transform, plan, splits_of, tiles_of, transform_rows, twice
+from tkq.convolution.fft.plan import (
+    SMS,
+    blocks_of,
+    gradient_plan,
+    has_transform,
+    plan,
+    splits_of,
+    tiles_of,
+    transform_rows,
+    twice,
+)
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.convolution.fft.whole import launch as of_whole
@@ -177,7 +187,7 @@ def _filter_gradient(g, dy, taps):
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)
-    config = FftConfig(min(2, tiles_of(spec, B)))
+    config = gradient_plan(spec, B)
     lags = -(-L // spec.points) if g.causal else 1
     splits = splits_of(spec, config, B, H)
     sums = torch.empty(H, lags, splits, 16, spec.summed_threads, 4, dtype=torch.float32, device=u.device)

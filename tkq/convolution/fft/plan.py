@@ -5,14 +5,20 @@ from .config import FftConfig
 from .spec import BLOCKS, COLS, MOST_POINTS, MOST_TOKENS, ROWS, TRANSFORM_ROWS, FftSpec
 
 SMS = 132
+WHOLE = FftConfig(4)  # of a whole sequence
 
 
 def plan(spec: FftSpec, batch: int) -> FftConfig:
     """As many warpgroups as there are tiles of a head, up to a few: in registers 3 (where there is room for a fourth,
     it is 0.81 to 0.96 as fast), others 2. A whole sequence takes 4."""
     if spec.whole:
-        return FftConfig(4)
+        return WHOLE
     return FftConfig(min(3 if spec.in_registers else 2, max(1, tiles_of(spec, batch))))
+
+
+def gradient_plan(spec: FftSpec, batch: int) -> FftConfig:
+    """Of the filter's gradient: as `plan`, up to two warpgroups."""
+    return FftConfig(min(2, tiles_of(spec, batch)))
 
 
 def tiles_of(spec: FftSpec, batch: int) -> int:
