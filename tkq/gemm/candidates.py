@@ -32,7 +32,7 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
     """For ``tkq.gemm``: one alone where operands come in element by element."""
     if spec.load == "direct":
         return []
-    planned = plan.launch(spec, M, N, K, num_sms, batches=batches)[0].args[1]
+    planned = plan.planned_kernel(spec, M, N, K, num_sms, batches=batches)[0].args[1]
     few = M <= dense_small_m_plan.MOST_M and takes(spec)
     parts = 2 if spec.epilogue.gate else 1
     found = [planned, *(_small_m(spec, M, SmallMConfig(parts=parts)) if few else ())]

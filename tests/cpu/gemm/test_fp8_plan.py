@@ -21,8 +21,8 @@ from tkq.gemm.fp8.plan import (
     best_tile,
     cycles,
     fit_to_spec,
-    launch,
     plan,
+    planned_kernel,
     table,
     tiles,
 )
@@ -48,7 +48,7 @@ def test_a_plan_fits(spec, m, n, k, num_sms):
     assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
     few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_small_m_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
-    recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
+    recipe, blocks = planned_kernel(spec, m, n, 16 * k, num_sms, config)
     rows, cols = tiles(config, m, n)
     assert blocks % config.cluster == 0 and 0 < blocks <= max(num_sms, config.cluster)
     assert rows * cols * config.cluster >= blocks and recipe.args == (spec, config)
@@ -193,7 +193,7 @@ def test_which_products_keep_pace():
              (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (64, 28672, 65536): False,
              (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
-        config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
+        config, (recipe, _) = plan(spec, *size, 132), planned_kernel(spec, *size, 132)
         assert (config.wave_sync > 0) == takes_counter(recipe) == keeps and recipe.args == (spec, config)
         assert recipe.module == "tkq.gemm.fp8.kernel" and not traits(spec, config) - COVERED
         if keeps:
@@ -211,7 +211,7 @@ def test_which_products_keep_pace():
 def test_kernels_that_keep_pace_are_shipped_as_planned():
     names = {kernel.recipe for kernel in shipped()}
     for spec in (BLOCK, ROW, Fp8Spec()):
-        assert launch(spec, 16384, 16384, 16384, 132)[0] in names
+        assert planned_kernel(spec, 16384, 16384, 16384, 132)[0] in names
 
 
 def test_what_a_round_reads():

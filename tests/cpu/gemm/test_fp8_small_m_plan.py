@@ -104,12 +104,12 @@ def test_blocks_that_share_k(rate, tiles, steps, num_sms):
 
 @given(st.sampled_from(SPECS), rows, sizes, steps)
 def test_launch(spec, M, N, k):
-    recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
+    recipe, blocks = fp8_plan.planned_kernel(spec, M, N, 16 * k, 132)
     few = recipe.module == "tkq.gemm.fp8.small_m_kernel"
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
+    assert fp8_plan.planned_kernel(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -125,7 +125,7 @@ def test_what_was_measured_of_more_rows(spec, measured):
     for problem, way in measured.items():
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
-        built = fp8_plan.launch(spec, *problem, 132)[0].module
+        built = fp8_plan.planned_kernel(spec, *problem, 132)[0].module
         assert built == ("tkq.gemm.fp8.small_m_kernel" if way else "tkq.gemm.fp8.kernel")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.config import Config
-from tkq.gemm.dense.plan import launch
+from tkq.gemm.dense.plan import planned_kernel
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
 from tkq.gemm.dense.small_m_plan import MOST_M, SPLITS, blocks, fit_to_spec, nanoseconds, parts_of_k, plan
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec
@@ -79,11 +79,12 @@ def test_every_number_is_exchanged_once(m, rows, split):
 
 @given(rows, sizes, steps)
 def test_few_rows_take_the_narrow_kernel(M, N, k):
-    recipe, blocks = launch(GemmSpec(b_major="k"), M, N, 8 * k, 132)
+    recipe, blocks = planned_kernel(GemmSpec(b_major="k"), M, N, 8 * k, 132)
     assert recipe.builder == "tkq.gemm.dense.small_m_kernel:SmallMGemm" and blocks == 0
     assert recipe.args[0].store == "direct"
-    assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
-    assert launch(GemmSpec(b_major="k"), MOST_M + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
+    for m, config in ((M, Config()), (MOST_M + 1, None)):
+        recipe = planned_kernel(GemmSpec(b_major="k"), m, N, 8 * k, 132, config)[0]
+        assert recipe.builder == "tkq.gemm.dense.kernel:DenseGemm"
 
 
 @pytest.mark.parametrize("spec", (
@@ -91,7 +92,7 @@ def test_few_rows_take_the_narrow_kernel(M, N, k):
     GemmSpec(load="direct", store="direct")))
 def test_what_it_does_not_take(spec):
     assert not takes(spec)
-    assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:SmallMGemm"
+    assert planned_kernel(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:SmallMGemm"
     with pytest.raises(ValueError, match="spec does not fit"):
         SmallMConfig().check(spec)
 

@@ -108,8 +108,8 @@ def configure_epilogue(config: Config, spec: GemmSpec) -> Config:
     return replace(config, overlap_epilogue=(2 if e.gate else 4) if e.curved else 1, defer_activation=e.curved)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
-           config: Optional[Config | SmallMConfig] = None, batches: int = 1):
+def planned_kernel(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
+                   config: Optional[Config | SmallMConfig] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "direct":
@@ -131,5 +131,5 @@ def takes_counter(recipe: Recipe) -> bool:
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, config: Optional[Config] = None) -> Recipe:
-    """The first half of ``launch``."""
-    return launch(spec, M, N, K, num_sms, config)[0]
+    """The first half of ``planned_kernel``."""
+    return planned_kernel(spec, M, N, K, num_sms, config)[0]

@@ -181,8 +181,8 @@ def fit_to_spec(config: Fp8Config | SmallMFp8Config, spec: Fp8Spec) -> Fp8Config
                    store_per_warp=config.store_per_warp and spec.store == "tma").check(spec)
 
 
-def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
-           config: Optional[Fp8Config | SmallMFp8Config] = None):
+def planned_kernel(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
+                   config: Optional[Fp8Config | SmallMFp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's. 0 blocks: as many as the
     sizes make."""
     config = config.check(spec) if config else plan(spec, M, N, K, num_sms)
