@@ -49,8 +49,8 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
 
 
 def _small_m(spec, M, config):
-    """Like a configuration, of every height of B and number of parts of K; with room for two blocks on a processor, and
-    for one."""
+    """Like a configuration, of every height of B and number of parts of K; with room for two blocks on an SM, and for
+    one."""
     m = next((width for width in WIDTHS if width >= M), WIDTHS[-1])
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):

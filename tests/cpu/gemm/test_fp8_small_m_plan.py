@@ -1,4 +1,4 @@
-"""Float8 products of few rows: which of them share K, in which shape. Pure Python."""
+"""Float8 products of small M: which of them share K, in which shape. Pure Python."""
 import itertools
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_each_pair_of_what_it_chooses_is_shipped(spec, out, epilogue, M, N, k):
 
 @given(st.sampled_from(SPECS), st.integers(129, 9000), st.integers(1, 9000), steps, st.integers(1, 264))
 def test_a_plan_of_tiles_fits(spec, M, N, k, num_sms):
-    """Half of the processors have no tile of 64 columns, and most of them have a block now."""
+    """Half of the SMs have no tile of 64 columns, and most of them have a block now."""
     config, steps = of_tiles(spec, M, N, 16 * k, num_sms), -(-16 * k // 128)
     alone = tiles(M, N, ROWS)
     if config is None:

@@ -282,7 +282,7 @@ def test_what_is_held():
         Config(defer_activation=True).check(GemmSpec())
 
 
-def test_a_batch_fills_the_processors():
+def test_a_batch_fills_the_sms():
     spec = GemmSpec(batch="ab")
     assert plan(spec, 512, 512, 4096, 132, batches=1).m == 64
     assert plan(spec, 512, 512, 4096, 132, batches=64).m == 128

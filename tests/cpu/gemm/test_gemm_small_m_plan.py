@@ -1,4 +1,4 @@
-"""The plan for few rows: pure Python, checked over all sizes."""
+"""The plan for small M: pure Python, checked over all sizes."""
 import dataclasses
 import itertools
 
@@ -49,13 +49,13 @@ def test_what_was_measured():
     for problem, best in wanted.items():
         config = plan(GemmSpec(b_major="k"), *problem, 132)
         assert (config.rows, config.split) == best, (problem, config)
-    assert plan(GemmSpec(b_major="k"), 128, 8192, 8192, 132).stages == 9  # all of a processor's shared memory
+    assert plan(GemmSpec(b_major="k"), 128, 8192, 8192, 132).stages == 9  # all of an SM's shared memory
     assert plan(GemmSpec(b_major="k"), 64, 8192, 8192, 132).stages == 7
 
 
 @given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits, sizes, steps, num_sms)
 def test_model(m, rows, split, N, k, num_sms):
-    """No product is faster than HBM, none faster for more of N or K, nor for fewer processors."""
+    """No product is faster than HBM, none faster for more of N or K, nor for fewer SMs."""
     spec, config = GemmSpec(b_major="k"), fit_to_spec(SmallMConfig(m, rows, split), GemmSpec())
     time = nanoseconds(config, spec, N, 64 * k, num_sms)
     assert time >= 2 * N * 64 * k / small_m_plan.HBM

@@ -209,7 +209,7 @@ def fp8(device):
             ("several tiles a block", Fp8Spec(scale_a="row", scale_b="row"), plan.FAST[0], "row", 272),
             ("rolling halves", block, plan.PROMOTED[1], "128x128", 2320),
             ("rolling quarters", block, plan.BLOCKS[0], "128x128", 2320),
-            *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)
+            *((f"subtiles that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)
               for tile in (plan.BLOCKS[0], plan.PROMOTED[1])),
             ("keeping pace", block, replace(plan.PROMOTED[1], wave_sync=16), "128x128", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), "row" if of_b == "row" else "1x128"),

@@ -12,7 +12,7 @@ from .small_m_config import SmallMFp8Config
 from .small_m_plan import ROWS, recipe
 from .spec import BYTES, Fp8Spec
 
-SHAPES = (  # m, rows, split, blocks on a processor
+SHAPES = (  # m, rows, split, blocks on an SM
     *((m, ROWS, split, 1) for m in (16, 32) for split in (1, 2, 4, 8)),
     *((m, ROWS, split, 1) for m in (64, 128) for split in (2, 4, 8)),
     (16, ROWS, 4, 2), (32, ROWS, 4, 2), (128, 2 * ROWS, 4, 1))
@@ -22,7 +22,7 @@ QUICK = Fp8Spec(**scales_of("1x128_128x128"), promote=True), 16, ROWS, 4, 1
 
 
 def expectation(spec: Fp8Spec, config: SmallMFp8Config) -> Expectation:
-    """What its machine code must show: registers and shared memory for as many blocks on a processor as the stages
+    """What its machine code must show: registers and shared memory for as many blocks on an SM as the stages
     leave room for."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     wanted = ("UTMALDG", "STG", *["LDGSTS"] * spec.per_step)

@@ -6,7 +6,7 @@ from ..dense.config import SHARED_BYTES
 from ..fp8.config import Fp8Config, can_overlap_epilogue
 from .spec import MOST_GROUPS, GroupedSpec
 
-# Beside the table of groups, a fourth stage has room only where panels are half as wide.
+# Beside the table of groups, a fourth stage has room only where stores are half as wide.
 FAST = (
     Fp8Config(raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
     Fp8Config(cluster=1, raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
@@ -25,7 +25,7 @@ def plan(spec: GroupedSpec, M: int, N: int, G: int, num_sms: int) -> Fp8Config:
     """The configuration for groups of M / G rows in the mean: what they will be is known on the device alone.
 
     Tiles of 128 rows waste 64 of a group in the mean, and a cluster of two on top of each other more. Small ones where
-    few tiles would leave processors idle."""
+    few tiles would leave SMs idle."""
     table = PROMOTED if spec.promote else FAST
     if spec.along == "m" and M <= 64 * G:
         return fit_to_spec(table[-1], spec)
