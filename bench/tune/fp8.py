@@ -16,7 +16,7 @@ from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, 
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS
 from tkq.gemm.fp8.config import Fp8Config
-from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
+from tkq.gemm.fp8.plan import best_tile, fit_to_spec, planned_kernel
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.granularity import scales_of
@@ -233,7 +233,7 @@ def main(argv=None) -> None:
     args = arguments(argv)
     kinds, sizes = args.kinds.split(","), [size(s) for s in (args.sizes or (EMPTY if args.small else SIZES)).split(",")]
     recipes = dict.fromkeys(
-        launch(spec(k, n), *shape, 132, config(k, shape if args.small else None, n))[0]
+        planned_kernel(spec(k, n), *shape, 132, config(k, shape if args.small else None, n))[0]
         for k, shape in itertools.product(kinds, sizes) for n in chosen(args, k, shape))
     if args.list:
         print(*(r.args for r in recipes), sep="\n")

@@ -43,7 +43,7 @@ def ways(p: Product, a, b, out) -> dict:
     for name, (copies, kind) in kinds.items():
         spec, sizes, batches = launch.spec_of(*kind[:-1])
         for store in dict.fromkeys((spec.store, "direct")):
-            recipe, blocks = plan.launch(replace(spec, store=store), *sizes, PROCESSORS, None, batches)
+            recipe, blocks = plan.planned_kernel(replace(spec, store=store), *sizes, PROCESSORS, None, batches)
             if all(recipe != other for _, other, _ in found.values()) or copies is not None:
                 found[name if store == spec.store else f"{name}, out by elements"] = copies, recipe, blocks
     return found

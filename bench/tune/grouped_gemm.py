@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8.config import Fp8Config
-from tkq.gemm.grouped.spec import GroupedSpec, fit_to_spec, recipe
+from tkq.gemm.grouped.plan import fit_to_spec, recipe
+from tkq.gemm.grouped.spec import GroupedSpec
 
 WIDE, TALL = Fp8Config(raster_group=16, store_row_bytes=64), Fp8Config(m=256, n=128, cluster_along_n=True,
                                                                        wgmma_in_flight=0, raster_group=16,

@@ -310,7 +310,7 @@ def _names(values):
 
 def _gemm_tile(m, n, k):
     spec = GemmSpec()
-    recipe, _ = gemm_plan.launch(spec, m, n, k, PROCESSORS)
+    recipe, _ = gemm_plan.planned_kernel(spec, m, n, k, PROCESSORS)
     config = recipe.args[1]
     if isinstance(config, small_m_config.SmallMConfig):
         return "small-M kernel"

@@ -1,4 +1,4 @@
-"""Faults in the GEMMs: 16 bits and float8, few rows, grouped."""
+"""Faults in the GEMMs: 16 bits and float8, small M, grouped."""
 from .mutant import family, pressed
 
 NAPS, LONG, OVERLAPPED, CLUSTER, WAVE_SYNC, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
@@ -6,7 +6,7 @@ NAPS, LONG, OVERLAPPED, CLUSTER, WAVE_SYNC, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW,
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_small_m", "naps-grouped"))
 SPLITS = ("tests/gpu/gemm/test_gemm_small_m.py::test_every_split[small_m64x128_split8]",)
 FOLDER = "tkq/gemm/"
-ONE_BUFFER = (FOLDER + "dense/config.py", "BUFFERS = 2  # panels of C in shared memory, for each consumer",
+ONE_BUFFER = (FOLDER + "dense/config.py", "BUFFERS = 2  # epilogue subtiles in shared memory, for each consumer",
               "BUFFERS = 1")
 
 MUTANTS = (
@@ -67,12 +67,12 @@ MUTANTS = (
          "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
     *family(
         "gemm", FOLDER + "dense/epilogue.py",
-        ("panel_written_over_before_it_left", """
+        ("subtile_written_over_before_it_left", """
             tk.store_wait(0 if self.tiles.n_stores % BUFFERS else BUFFERS - 1)
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             tk.store(buffer, part)
          """, "tk.store(buffer, part)", NAPS, (ONE_BUFFER,)),
-        ("panel_sent_before_all_wrote", """
+        ("subtile_sent_before_all_wrote", """
             tk.publish()
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             if tk.first_warp_of_group():

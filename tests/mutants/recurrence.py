@@ -2,7 +2,7 @@
 from .mutant import family
 
 TESTS = "tests/gpu/recurrence/test_scan.py::"
-NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
+NUMERICS, TIME, REVERSE, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
     "test_numerics[700-False]", "test_contiguous_tokens[776-33-bf16-False]", "test_contiguous_tokens[776-33-bf16-True]",
     "test_lines_and_what_is_around", "test_states_chain[False]"))
 
@@ -17,28 +17,28 @@ LINES_GROWTH, LINES_SEGMENTS = ((f"{TESTS}{name}",) for name in ("test_growth_th
 
 MUTANTS = (
     *family(
-        "scan", "tkq/recurrence/turns.py",
-        ("no_wait_for_the_turn", "tk.sync(1 + turn.warp, 2 * WARP)", "pass", NUMERICS),
-        ("slot_of_this_warp", "slots[(next_ * self.vector + e) * WARP + turn.lane, 0] = state[e]",
-         "slots[(turn.warp * self.vector + e) * WARP + turn.lane, 0] = state[e]", NUMERICS)),
+        "scan", "tkq/recurrence/carry.py",
+        ("no_wait_for_the_state", "tk.sync(1 + run.warp, 2 * WARP)", "pass", NUMERICS),
+        ("slot_of_this_warp", "slots[(next_ * self.vector + e) * WARP + run.lane, 0] = state[e]",
+         "slots[(run.warp * self.vector + e) * WARP + run.lane, 0] = state[e]", NUMERICS)),
     *family(
         "scan", "tkq/recurrence/columns.py",
         ("tokens_behind_the_last_count",
          "return found if there is None else [cutlass.select_(there, x, y) for x, y in zip(found, h, strict=True)]",
          "return found", NUMERICS),
-        ("factor_of_the_token_itself", "a = self.load(g.a, of, self.tokens(turn, g, rest, -1), g)",
-         "a = self.load(g.a, of, self.tokens(turn, g, rest), g)", NUMERICS),
+        ("factor_of_the_token_itself", "a = self.load(g.a, of, self.tokens(run, g, rest, -1), g)",
+         "a = self.load(g.a, of, self.tokens(run, g, rest), g)", NUMERICS),
         ("state_of_the_token_itself",
-         "h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if self.spec.of_a else []",
-         "h = self.load(g.h, of, self.tokens(turn, g, rest), g) if self.spec.of_a else []", NUMERICS),
+         "h = self.load(g.h, of, self.tokens(run, g, rest, 1), g) if self.spec.of_a else []",
+         "h = self.load(g.h, of, self.tokens(run, g, rest), g) if self.spec.of_a else []", NUMERICS),
         ("first_factor_multiplies_the_final_gradient",
          "factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]", "pass", NUMERICS),
         ("initial_state_forgotten", "earlier = [cutlass.select_(last, before[e], x) for e, x in enumerate(earlier)]",
          "pass", NUMERICS),
         ("all_from_the_first_token", "token = cutlass.select_(g.way > 0, Int32(0), T - 1)", "token = Int32(0)",
          (f"{TESTS}test_numerics[700-True]",)),
-        ("final_state_of_the_run_before", "if turn.k + 1 == turn.runs and of.inside:",
-         "if turn.k + 2 == turn.runs and of.inside:", CHAIN)),
+        ("final_state_of_the_run_before", "if run.k + 1 == run.runs and of.inside:",
+         "if run.k + 2 == run.runs and of.inside:", CHAIN)),
     *family(
         "scan", "tkq/recurrence/columns.py",
         ("product_of_a_segment_is_infinite",
@@ -56,11 +56,11 @@ MUTANTS = (
     *family(
         "scan", "tkq/recurrence/launch.py",
         ("state_at_a_segment_s_other_end",
-         "edge = h[:, 0 if not falling else -1].unflatten(0, (-1, part.count)).float()",
-         "edge = h[:, 0 if falling else -1].unflatten(0, (-1, part.count)).float()", SEGMENTS)),
+         "edge = h[:, 0 if not reverse else -1].unflatten(0, (-1, part.count)).float()",
+         "edge = h[:, 0 if reverse else -1].unflatten(0, (-1, part.count)).float()", SEGMENTS)),
     *family(
         "scan", "tkq/recurrence/lines.py",
-        ("in_the_order_of_memory", "return values[::-1] if self.spec.falling else values", "return values", FALLING),
+        ("in_the_order_of_memory", "return values[::-1] if self.spec.reverse else values", "return values", REVERSE),
         ("tokens_behind_the_last_are_written", "if piece.first < x.shape[1]:", "if piece.first < x.shape[1] + 64:",
          AROUND),
         ("slope_of_the_token_s_own_factor", "for x, y in zip(a, dh[1:], strict=False):",
@@ -73,7 +73,7 @@ MUTANTS = (
         ("lane_before_the_first", JOINED, JOINED.replace("lane >=", "lane + 1 >="), TIME),
         ("state_behind_the_lane_itself",
          "return cutlass.select_(of.lane == 0, coming, cute.arch.shuffle_sync_up(after, 1))", "return after", TIME),
-        ("state_of_the_line_before", START, START.replace("of.run == 0", "turn.k == 0"),
+        ("state_of_the_line_before", START, START.replace("of.run == 0", "run.k == 0"),
          (f"{TESTS}test_several_lines_a_block",)),
         ("end_of_a_whole_run", "if const_expr(rest or i == self.pieces - 1):", "if const_expr(rest):",
          (f"{TESTS}test_layouts_agree",)),

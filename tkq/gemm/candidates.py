@@ -9,7 +9,7 @@ from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
 from .fp8.small_m_config import SmallMFp8Config
-from .grouped import spec as grouped_spec
+from .grouped import plan as grouped_plan
 
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
 FEW_WAVES = 16  # blocks with no more of them stay in step by themselves
@@ -32,7 +32,7 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
     """For ``tkq.gemm``: one alone where operands come in element by element."""
     if spec.load == "direct":
         return []
-    planned = plan.launch(spec, M, N, K, num_sms, batches=batches)[0].args[1]
+    planned = plan.planned_kernel(spec, M, N, K, num_sms, batches=batches)[0].args[1]
     few = M <= dense_small_m_plan.MOST_M and takes(spec)
     parts = 2 if spec.epilogue.gate else 1
     found = [planned, *(_small_m(spec, M, SmallMConfig(parts=parts)) if few else ())]
@@ -49,8 +49,8 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
 
 
 def _small_m(spec, M, config):
-    """Like a configuration, of every height of B and number of parts of K; with room for two blocks on a processor, and
-    for one."""
+    """Like a configuration, of every height of B and number of parts of K; with room for two blocks on an SM, and for
+    one."""
     m = next((width for width in WIDTHS if width >= M), WIDTHS[-1])
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):
@@ -84,10 +84,10 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
 
 def of_grouped_gemm(spec, M: int, N: int, groups: int, num_sms: int) -> list:
     """For ``tkq.grouped_gemm``."""
-    planned = grouped_spec.plan(spec, M, N, groups, num_sms)
-    table = grouped_spec.PROMOTED if spec.promote else grouped_spec.FAST
+    planned = grouped_plan.plan(spec, M, N, groups, num_sms)
+    table = grouped_plan.PROMOTED if spec.promote else grouped_plan.FAST
     found = [planned, *(replace(tile, raster_group=raster_group) for tile in table for raster_group in GROUPS)]
-    return _fitting(found, lambda x: grouped_spec.fit_to_spec(x, spec))
+    return _fitting(found, lambda x: grouped_plan.fit_to_spec(x, spec))
 
 
 def _worth(table, cycles) -> list:

@@ -20,14 +20,15 @@ def shipped() -> list:
         for columns in (MANY, FEW):
             spec = ScanSpec(dtype, gradients=gradients)
             found.append((replace(spec, vector=widest(4, spec, columns)), columns))
-        found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
-                  for falling in (False, True)]
+        found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, reverse=reverse), MANY)
+                  for reverse in (False, True)]
     return [Shipped(_name(s, columns), recipe(s, plan(s, columns, TOKENS, 132)), expectation(s))
             for s, columns in found]
 
 
 def _name(s: ScanSpec, columns: int) -> str:
-    parts = ["scan", s.dtype, s.layout, "backward" if s.backward else "forward"] + ["falling"] * s.falling
+    parts = ["scan", s.dtype, s.layout, "backward" if s.backward else "forward"]
+    parts += ["falling"] * s.reverse  # a name, once shipped, stays
     return "-".join(parts + ["few"] * (columns == FEW))
 
 

@@ -8,8 +8,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import CopyG2ROp, L2PrefetchSize
 
 import tkq.tile as tk
+from tkq.recurrence.carry import Run, WarpCarry
 from tkq.recurrence.config import WARP
-from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
@@ -61,14 +61,15 @@ class ColumnScan:
         backward  g[s] = a[s - 1] g[s - 1] + dh[s],  db[s] = g[s],  da[s] = g[s] h[s + 1],  a dot behind the ends being
                   the final state's gradient and the initial state
 
-    A thread has `vector` neighbouring channels, a block those of a warp, whose runs of `rows` tokens its warps take in
-    turn (`Turns`). A run: load, wait for the state, the steps, hand the state on, store. All steps are in fp32."""
+    A thread has `vector` neighbouring channels, a block those of a warp, whose runs of `tokens_per_thread` tokens its
+    warps take in turn (`WarpCarry`). A run: load, wait for the state, the steps, pass the state on, store. All
+    steps are in fp32."""
 
     lanes = WARP
 
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
-        self.turns = Turns(spec.vector * (1 + spec.ends), config.warps)
+        self.carry = WarpCarry(spec.vector * (1 + spec.ends), config.warps)
 
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of channels."""
@@ -96,19 +97,19 @@ class ColumnScan:
 
     @cute.kernel
     def kernel(self, g: Given):
-        slots = self.turns.slots()
+        slots = self.carry.slots()
         warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
         self.thread(cute.arch.block_idx()[0], warp, tk.lane_id(), slots, g)
 
     @cute.jit
     def thread(self, block, warp, lane, slots, g: Given):
         """What one thread does: the tests run it on a CPU, one after the other."""
-        (B, T, C), V, n = g.a.shape, self.spec.vector, self.config.rows
+        (B, T, C), V, n = g.a.shape, self.spec.vector, self.config.tokens_per_thread
         column = (block * self.lanes + lane) * V
         inside = column < B * C
         column = cutlass.min(column, B * C - V)
         of = Place(column // C, column % C, inside)
-        state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
+        state = cute.make_rmem_tensor((self.carry.vector,), Float32)  # and behind it the product of the factors
         state.fill(1.0)
         before = cute.make_rmem_tensor((V,), Float32)  # the initial state
         for e in cutlass.range_constexpr(V):
@@ -119,20 +120,20 @@ class ColumnScan:
                 state[e] = before[e]
         runs = cute.ceil_div(T, n)
         for k in cutlass.range(warp, runs, self.config.warps, unroll=1):
-            turn = Turn(k, runs, warp, lane)
+            run = Run(k, runs, warp, lane)
             if (k + 1) * n <= T:
-                self.run((state, before, slots), turn, of, g)
+                self.run((state, before, slots), run, of, g)
             else:
-                self.run((state, before, slots), turn, of, g, True)
+                self.run((state, before, slots), run, of, g, True)
 
     @cute.jit
-    def run(self, held, turn, of, g: Given, rest: cutlass.Constexpr = False):
+    def run(self, held, run, of, g: Given, rest: cutlass.Constexpr = False):
         """rest: some of the run's tokens may be behind the last one."""
         if const_expr(self.spec.backward):
-            self.gradients(held, turn, of, g, rest)
+            self.gradients(held, run, of, g, rest)
         else:
-            self.values(held, turn, of, g, rest)
-        if turn.k + 1 == turn.runs and of.inside:
+            self.values(held, run, of, g, rest)
+        if run.k + 1 == run.runs and of.inside:
             self.end(held[0], of, g)
 
     @cute.jit
@@ -152,10 +153,10 @@ class ColumnScan:
                 for e in cutlass.range_constexpr(self.spec.vector):
                     g.product[of.batch, of.channel + e] = finite(state[self.spec.vector + e])
 
-    def tokens(self, turn, g, rest, away=0):
+    def tokens(self, run, g, rest, away=0):
         """The run's tokens, or those `away` of them, each the nearest one that there is."""
-        n, last = self.config.rows, g.a.shape[1] - 1
-        found = [turn.k * n + j + away for j in range(n)]
+        n, last = self.config.tokens_per_thread, g.a.shape[1] - 1
+        found = [run.k * n + j + away for j in range(n)]
         if away < 0:
             found[0] = cutlass.max(found[0], 0)
         if rest or away > 0:
@@ -176,7 +177,7 @@ class ColumnScan:
         return [load(self.row(x, of, s, g)) for s in tokens]
 
     def converted(self, *held):
-        """Rows as lists of fp32 values, before the turn comes: others' turns are not to wait for it."""
+        """Rows as lists of fp32 values, before the state comes: the runs behind are not to wait for it."""
         return [[vectors.wide(x) for x in rows] for rows in held] if self.config.convert_early else held
 
     def numbers(self, row):
@@ -186,45 +187,45 @@ class ColumnScan:
         return [vectors.wide(row) for row in self.load(x, of, tokens, g)]
 
     @cute.jit
-    def values(self, held, turn, of, g: Given, rest: cutlass.Constexpr):
+    def values(self, held, run, of, g: Given, rest: cutlass.Constexpr):
         """Forward."""
         state, _, slots = held
-        V, n, T, tokens = self.spec.vector, self.config.rows, g.a.shape[1], self.tokens(turn, g, rest)
+        V, n, T, tokens = self.spec.vector, self.config.tokens_per_thread, g.a.shape[1], self.tokens(run, g, rest)
         a, b = self.load(g.a, of, tokens, g), self.load(g.b, of, tokens, g)
         a, b = self.converted(a, b)
-        self.turns.take(state, slots, turn)
+        self.carry.take(state, slots, run)
         h, found = [state[e] for e in range(V)], []
         for j in cutlass.range_constexpr(n):
-            there = turn.k * n + j < T if rest else None
+            there = run.k * n + j < T if rest else None
             factor = self.numbers(a[j])
             h = steps(factor, h, self.numbers(b[j]), there)
             self.multiply(state, factor, there)
             found.append(h)
         put(state, h)
-        self.turns.hand_on(state, slots, turn)
+        self.carry.pass_on(state, slots, run)
         if const_expr(g.h is not None):
-            self.store(g.h, found, (turn, of), g, rest)
+            self.store(g.h, found, (run, of), g, rest)
 
     def multiply(self, state, factor, there):
         """The product of the factors, where it is asked for."""
-        for e in range(self.turns.vector - self.spec.vector):
+        for e in range(self.carry.vector - self.spec.vector):
             i = self.spec.vector + e
             found = state[i] * factor[e]
             state[i] = found if there is None else cutlass.select_(there, found, state[i])
 
     @cute.jit
-    def gradients(self, held, turn, of, g: Given, rest: cutlass.Constexpr):
+    def gradients(self, held, run, of, g: Given, rest: cutlass.Constexpr):
         """Backward."""
         state, before, slots = held
-        V, n, T = self.spec.vector, self.config.rows, g.a.shape[1]
-        a = self.load(g.a, of, self.tokens(turn, g, rest, -1), g)
-        dh = self.load(g.b, of, self.tokens(turn, g, rest), g)
-        h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if self.spec.of_a else []
+        V, n, T = self.spec.vector, self.config.tokens_per_thread, g.a.shape[1]
+        a = self.load(g.a, of, self.tokens(run, g, rest, -1), g)
+        dh = self.load(g.b, of, self.tokens(run, g, rest), g)
+        h = self.load(g.h, of, self.tokens(run, g, rest, 1), g) if self.spec.of_a else []
         a, dh = self.converted(a, dh)
-        self.turns.take(state, slots, turn)
+        self.carry.take(state, slots, run)
         slope, found = [state[e] for e in range(V)], []
         for j in cutlass.range_constexpr(n):
-            s, factor = turn.k * n + j, self.numbers(a[j])
+            s, factor = run.k * n + j, self.numbers(a[j])
             if j == 0:  # what comes into the first token is the final state's gradient itself
                 factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]
             there = s < T if rest else None
@@ -232,25 +233,25 @@ class ColumnScan:
             self.multiply(state, factor, there)
             found.append(slope)
         put(state, slope)
-        self.turns.hand_on(state, slots, turn)
+        self.carry.pass_on(state, slots, run)
         if const_expr(self.spec.of_b):
-            self.store(g.db, found, (turn, of), g, rest)
+            self.store(g.db, found, (run, of), g, rest)
         if const_expr(self.spec.of_a):
             products = []
             for j in cutlass.range_constexpr(n):
                 earlier = vectors.wide(h[j])
                 if rest or j == n - 1:
-                    last = turn.k * n + j >= T - 1
+                    last = run.k * n + j >= T - 1
                     earlier = [cutlass.select_(last, before[e], x) for e, x in enumerate(earlier)]
                 products.append([x * y for x, y in zip(found[j], earlier, strict=True)])
-            self.store(g.da, products, (turn, of), g, rest)
+            self.store(g.da, products, (run, of), g, rest)
 
     @cute.jit
     def store(self, x: cute.Tensor, rows, place, g: Given, rest: cutlass.Constexpr):
-        turn, of = place
+        run, of = place
         if of.inside:
-            for j in cutlass.range_constexpr(self.config.rows):
-                s, held = turn.k * self.config.rows + j, vectors.packed(rows[j], self.dtype)
+            for j in cutlass.range_constexpr(self.config.tokens_per_thread):
+                s, held = run.k * self.config.tokens_per_thread + j, vectors.packed(rows[j], self.dtype)
                 if const_expr(rest):
                     if s < x.shape[1]:
                         vectors.store(held, self.row(x, of, s, g))

@@ -96,39 +96,39 @@ def readable(x: Tensor, time: bool) -> Tensor:
     return x if near and (x.stride(2) == 1 or x.shape[2] == 1) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _launch(spec, read, others, states, falling):
+def _launch(spec, read, others, states, reverse):
     """What was launched, if one was: the function and its arguments. read: a, and b or dh; others: h, da, db, (B, T, C)
-    each; states: state, final, dstate, (B, C) each."""
+    each; states: state, final, dstate, (B, C) each. reverse: of this launch; a backward goes against its forward."""
     if spec.layout == "time":
         read, others, states = _merged(read, others, states)
     part = segments(spec, arch.num_sms(read[0].device), *read, *others)
     if part is None:
-        return _run(spec, read, others, states, falling)
-    return _in_segments(part, spec, (read, others), states, falling)
+        return _run(spec, read, others, states, reverse)
+    return _in_segments(part, spec, (read, others), states, reverse)
 
 
-def _in_segments(part, spec, tensors, states, falling):
+def _in_segments(part, spec, tensors, states, reverse):
     """As `Segments` says."""
     (read, others), (state, final, dstate) = ([part.view(x) for x in of] for of in tensors), states
     a, B = read[0], part.size[0]
     made, product = (a.new_empty(B, a.shape[2], dtype=torch.float32) for _ in range(2))
     ends = replace(spec, ends=True, state=None, final=not spec.backward, of_state=spec.backward)
-    _run(ends, read, (None,) * 3, (None, *((None, made) if spec.backward else (made, None))), falling, product)
+    _run(ends, read, (None,) * 3, (None, *((None, made) if spec.backward else (made, None))), reverse, product)
     given, behind = (final if spec.backward else state), torch.empty_like(part.ends(made))
     last = dstate if spec.backward else final
     whole = ScanSpec("fp32", state=_name(given), final=last is not None)
-    _run(whole, (part.ends(product), part.ends(made)), (behind, None, None), (given, last, None), falling)
-    incoming = part.incoming(given, behind, falling)
+    _run(whole, (part.ends(product), part.ends(made)), (behind, None, None), (given, last, None), reverse)
+    incoming = part.incoming(given, behind, reverse)
     if not spec.backward:
-        _run(replace(spec, state="fp32", final=False), read, others, (incoming, None, None), falling)
+        _run(replace(spec, state="fp32", final=False), read, others, (incoming, None, None), reverse)
         return
     before = None
-    if spec.of_a:  # h before a segment's first token: the one that a falling scan takes last
+    if spec.of_a:  # h before a segment's first token: the one that a reverse scan takes last
         h = others[0]
-        edge = h[:, 0 if not falling else -1].unflatten(0, (-1, part.count)).float()
-        before = part.incoming(state, edge, not falling)
+        edge = h[:, 0 if not reverse else -1].unflatten(0, (-1, part.count)).float()
+        before = part.incoming(state, edge, not reverse)
     spec = replace(spec, state=_name(before), final=True, of_state=False)
-    _run(spec, read, others, (before, incoming, None), falling)
+    _run(spec, read, others, (before, incoming, None), reverse)
 
 
 def _merged(read, others, states):
@@ -141,17 +141,17 @@ def _merged(read, others, states):
     return *([one(x) for x in of] for of in (read, others)), [None if x is None else x.reshape(1, -1) for x in states]
 
 
-def _run(spec, read, others, states, falling, product=None):
+def _run(spec, read, others, states, reverse, product=None):
     """One launch, which is returned."""
     a, b = read
     time = spec.layout == "time"
     vector = vector_of(time, *read, *others)
     states = tuple(None if t is None else t.contiguous() for t in (*states, product))
     (B, T, C), device = a.shape, a.get_device()
-    spec = replace(spec, vector=vector, falling=falling) if time else replace(
+    spec = replace(spec, vector=vector, reverse=reverse) if time else replace(
         spec, vector=widest(vector, spec, B * C))
     config = plan(spec, B * C, T, arch.num_sms(a.device))
-    call = _launcher(device, spec, config, a), (a, (b, *others, *states), -1 if falling else 1)
+    call = _launcher(device, spec, config, a), (a, (b, *others, *states), -1 if reverse else 1)
     call[0](*call[1])
     return call
 

@@ -8,9 +8,9 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.recurrence import products
+from tkq.recurrence.carry import Run, WarpCarry
 from tkq.recurrence.columns import Given, Operands, put
 from tkq.recurrence.config import WARP
-from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
@@ -45,15 +45,15 @@ class Piece(NamedTuple):
 
 class LineScan:
     """The scan of `ColumnScan`, but tokens are joined in another order. `lanes` lanes of a warp have a line, each some
-    of its vectors; a run has `rows / vector` pieces, a vector of each lane. A block's warps take the runs of `each`
-    lines (of a warp's, where it has several) in turn, one line's after the other's. Of a piece:
+    of its vectors; a run has `tokens_per_thread / vector` pieces, a vector of each lane. A block's warps take the runs
+    of `line_groups` lines (of a warp's, where it has several) in turn, one line's after the other's. Of a piece:
 
         each lane     the product of its factors, and what its tokens make of a state of 0, from token to token
         the lanes     the same of all lanes up to this one, by shuffles: over 1, 2, 4, 8, 16 lanes
         the state     what comes into a piece, from piece to piece and from run to run: factor state + value of a piece
         each lane     what comes into its tokens, likewise; from there token by token: h = a h + b
 
-    So nothing goes through shared memory but a state a run (`Turns`), and accesses are contiguous. How products are
+    So nothing goes through shared memory but a state a run (`WarpCarry`), and accesses are contiguous. How products are
     rounded: `products`.
 
     A backward's state is a[s] g[s], what the token s leaves to the next:
@@ -65,10 +65,10 @@ class LineScan:
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
         self.parts = 2 if spec.dtype == "fp32" else 1  # of a product: h of 16 bits is rounded more than one is off
-        self.turns = Turns(1 + spec.ends * self.parts, config.warps)
-        self.pieces = config.rows // spec.vector
+        self.carry = WarpCarry(1 + spec.ends * self.parts, config.warps)
+        self.pieces = config.tokens_per_thread // spec.vector
         self.lanes, self.lines = config.lanes, WARP // config.lanes  # of a line, of a warp
-        self.tokens = config.rows * self.lanes  # of a run
+        self.tokens = config.tokens_per_thread * self.lanes  # of a run
 
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of tokens."""
@@ -90,39 +90,39 @@ class LineScan:
     @cute.jit
     def __call__(self, a: cute.Tensor, operands: Operands, way: Int32, stream: cuda.CUstream):
         """way: not looked at: the spec says it."""
-        blocks = cute.ceil_div(a.shape[0] * cute.ceil_div(a.shape[2], self.lines), self.config.each)
+        blocks = cute.ceil_div(a.shape[0] * cute.ceil_div(a.shape[2], self.lines), self.config.line_groups)
         self.kernel(Given(a, *operands, way)).launch(grid=[blocks, 1, 1], stream=stream, **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):
-        slots = self.turns.slots()
+        slots = self.carry.slots()
         warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
         self.thread(cute.arch.block_idx()[0], warp, tk.lane_id(), slots, g)
 
     @cute.jit
     def thread(self, block, warp, lane, slots, g: Given):
         """What one thread does: the tests run it on a CPU, one after the other."""
-        (B, T, C), each = g.a.shape, self.config.each
-        state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
+        (B, T, C), groups = g.a.shape, self.config.line_groups
+        state = cute.make_rmem_tensor((self.carry.vector,), Float32)  # and behind it the product of the factors
         state.fill(0.0)
         across, runs = cute.ceil_div(C, self.lines), cute.ceil_div(T, self.tokens)
-        count = runs * cutlass.min(B * across - block * each, each)
+        count = runs * cutlass.min(B * across - block * groups, groups)
         for k in cutlass.range(warp, count, self.config.warps, unroll=1):
-            line, run = (block, k) if each == 1 else (block * each + k // runs, k % runs)
+            line, at = (block, k) if groups == 1 else (block * groups + k // runs, k % runs)
             channel = line % across * self.lines + lane // self.lanes
-            of = Place(line // across, cutlass.min(channel, C - 1), run, lane % self.lanes)
-            turn = Turn(k, count, warp, lane)
-            if (run + 1) * self.tokens <= T:
-                self.run(state, slots, turn, of, g)
+            of = Place(line // across, cutlass.min(channel, C - 1), at, lane % self.lanes)
+            run = Run(k, count, warp, lane)
+            if (at + 1) * self.tokens <= T:
+                self.run(state, slots, run, of, g)
             else:
-                self.run(state, slots, turn, of, g, True)
+                self.run(state, slots, run, of, g, True)
 
     # ---- where things lie -------------------------------------------------------------------------------------------
 
     def at(self, x, of, s, n):
         """n tokens of a lane's line in memory, of which the scan takes token s first."""
         size = x.element_type.width // 8
-        t = x.shape[1] - s - n if self.spec.falling else s
+        t = x.shape[1] - s - n if self.spec.reverse else s
         address = x.iterator.toint() + (Int64(of.batch) * x.stride[0] + Int64(of.channel) * x.stride[2] + t) * size
         return cute.make_tensor(cute.make_ptr(x.element_type, address, x.memspace, assumed_align=n * size),
                                 cute.make_layout(n))
@@ -137,7 +137,7 @@ class LineScan:
         return self.in_order(vectors.wide(held))
 
     def in_order(self, values):
-        return values[::-1] if self.spec.falling else values
+        return values[::-1] if self.spec.reverse else values
 
     def firsts(self, of):
         """The first token of each of a lane's pieces: in 64 bits, as addresses are, so that one serves for all."""
@@ -147,7 +147,7 @@ class LineScan:
     # ---- the scan ---------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def run(self, state, slots, turn, of, g: Given, rest: cutlass.Constexpr = False):
+    def run(self, state, slots, run, of, g: Given, rest: cutlass.Constexpr = False):
         """rest: some of the run's tokens may be behind the last one."""
         T, firsts = g.a.shape[1], self.firsts(of)
         read = (g.a, g.b, g.h) if self.spec.of_a else (g.a, g.b)
@@ -155,10 +155,10 @@ class LineScan:
         edge = self.edge(g.h, of) if self.spec.of_a else None
         before, start = self.states_of(of, g)
         pieces = [self.piece(s, a, b, of) for s, a, b in zip(firsts, loaded[0], loaded[1], strict=True)]
-        self.turns.take(state, slots, turn)
+        self.carry.take(state, slots, run)
         put(state, [cutlass.select_(of.run == 0, x, state[i]) for i, x in enumerate(start)])
         coming = self.coming(pieces, state)
-        self.turns.hand_on(state, slots, turn)
+        self.carry.pass_on(state, slots, run)
         earlier = self.earlier(loaded[2], edge, of) if self.spec.of_a else []
         for i in cutlass.range_constexpr(self.pieces):
             piece, own = pieces[i], self.into_lane(pieces[i].up_to, coming[i].value, of)
@@ -181,7 +181,7 @@ class LineScan:
         start = before
         if self.spec.backward:
             start = Float32(0.0 if g.final is None else g.final[of.batch, of.channel])
-        return before, [start, Float32(1.0), Float32(0.0)][:self.turns.vector]
+        return before, [start, Float32(1.0), Float32(0.0)][:self.carry.vector]
 
     @cute.jit
     def end(self, after, factor, piece, of, g: Given):

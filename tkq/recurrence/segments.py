@@ -26,13 +26,13 @@ class Segments:
         """Of segments' states (B n C,) a tensor (B, n, C), as a scan takes it."""
         return x.view(-1, self.count, self.size[2])
 
-    def incoming(self, state: Tensor | None, behind: Tensor, falling: bool) -> Tensor:
+    def incoming(self, state: Tensor | None, behind: Tensor, reverse: bool) -> Tensor:
         """What comes into each segment, (B n, C): of the first `state`, of the others what is behind those before."""
         B, n, C = behind.shape
         found = behind.new_empty(B, n, C)
-        first = found[:, n - 1 if falling else 0]
+        first = found[:, n - 1 if reverse else 0]
         first.zero_() if state is None else first.copy_(state)
-        if falling:
+        if reverse:
             found[:, :-1] = behind[:, 1:]
         else:
             found[:, 1:] = behind[:, :-1]

@@ -15,7 +15,7 @@ class ScanSpec:
 
     state: dtype of the initial state, None without. final: a forward writes the final state, a backward has its
     gradient. gradients: None for the forward; of a backward, what it makes: da, db. of_state: a backward writes the
-    initial state's gradient, too. falling: along time, from the last token to the first (along channels the same
+    initial state's gradient, too. reverse: along time, from the last token to the first (along channels the same
     kernel goes both ways). ends: of h, da and db nothing is written, but the final state or dstate, and the product of
     all factors: what a segment of the tokens makes of the state that comes into it.
     """
@@ -27,7 +27,7 @@ class ScanSpec:
     final: bool = False
     gradients: str | None = None
     of_state: bool = False
-    falling: bool = False
+    reverse: bool = False
     ends: bool = False
 
     def __post_init__(self):
@@ -39,8 +39,8 @@ class ScanSpec:
                 raise ValueError(f"ScanSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.of_state and not self.backward:
             raise ValueError("ScanSpec: of_state is True, allowed is False where gradients is None")
-        if self.falling and self.layout == "channels":
-            raise ValueError("ScanSpec: falling is True, allowed is False where layout is 'channels'")
+        if self.reverse and self.layout == "channels":
+            raise ValueError("ScanSpec: reverse is True, allowed is False where layout is 'channels'")
 
     @property
     def backward(self) -> bool:

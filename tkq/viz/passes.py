@@ -92,7 +92,7 @@ def fft_passes(tokens: int, causal: bool = True, precision: str = "half") -> Pas
 
         print(viz.fft_passes(262144))
     """
-    from ..convolution.fft.plan import MOST_POINTS, MOST_TOKENS, transform_rows, twice, whole
+    from ..convolution.fft.plan import MOST_POINTS, MOST_TOKENS, has_transform, transform_rows, twice
 
     if precision not in PRECISIONS:
         raise ValueError(f"fft_passes: precision: got {precision!r}, allowed are {', '.join(map(repr, PRECISIONS))}")
@@ -103,7 +103,7 @@ def fft_passes(tokens: int, causal: bool = True, precision: str = "half") -> Pas
     if not causal and not twice(tokens):
         causal, written = True, 4
         notes.append("One of two: causal, and around the circle. Their results, float32, are added by PyTorch.")
-    elif not causal and not whole(tokens):
+    elif not causal and not has_transform(tokens):
         tokens, causal = 2 * tokens, True  # as the launches have it
         notes.append("The tokens are written twice: the second half of what is causal of them is circular.")
     rows = transform_rows(tokens, causal, split)

@@ -6,7 +6,7 @@ import torch
 
 import tkq
 from tkq.convolution.fft import launch
-from tkq.convolution.fft.plan import blocks_of, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.plan import blocks_of, has_transform, plan, splits_of, tiles_of, transform_rows
 from tkq.convolution.fft.radix import Radix
 from tkq.convolution.fft.spec import BLOCKS, COLUMN_SCALE, TRANSFORM_ROWS, FftSpec, row_scale
 from tkq.convolution.fft.tables import Tables, halved_place, halved_row, series, token_of
@@ -54,7 +54,7 @@ def test_every_length_has_a_plan(causal):
         if most < L:
             assert rows is None
             continue
-        direct = causal or whole(L)
+        direct = causal or has_transform(L)
         tokens, causal_ = (L, causal) if direct else (2 * L, True)
         spec = FftSpec("bf16", rows, causal_, blocks=blocks_of(tokens, causal_))
         assert spec.blocks * spec.points >= tokens and (causal_ or spec.points == L)
@@ -71,7 +71,7 @@ def test_split_ones_have_a_plan():
     for L in (1, 64, 1000, 2049, 4096, 4097, 32769):
         rows = transform_rows(L, True, True)
         assert (rows is None) == (L > 4096) and (rows is None or 64 * rows >= L)
-        assert transform_rows(L, False, True) == (L // 64 if whole(L) else transform_rows(2 * L, True, True))
+        assert transform_rows(L, False, True) == (L // 64 if has_transform(L) else transform_rows(2 * L, True, True))
     for batch in (1, 2, 1000):
         assert plan(FftSpec("fp16", 64, split=True), batch).warpgroups == min(2, batch)
 

@@ -21,8 +21,8 @@ from tkq.gemm.fp8.plan import (
     best_tile,
     cycles,
     fit_to_spec,
-    launch,
     plan,
+    planned_kernel,
     table,
     tiles,
 )
@@ -48,7 +48,7 @@ def test_a_plan_fits(spec, m, n, k, num_sms):
     assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
     few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_small_m_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
-    recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
+    recipe, blocks = planned_kernel(spec, m, n, 16 * k, num_sms, config)
     rows, cols = tiles(config, m, n)
     assert blocks % config.cluster == 0 and 0 < blocks <= max(num_sms, config.cluster)
     assert rows * cols * config.cluster >= blocks and recipe.args == (spec, config)
@@ -65,23 +65,23 @@ def test_every_tile_once(config, m, n):
 
 
 @pytest.mark.parametrize("config", FAST + BLOCKS + PROMOTED + SMALL, ids=lambda x: x.name)
-def test_panels_cover_a_part(config):
+def test_stores_cover_a_part(config):
     for out in OUT:
-        panel = config.store_n(out)
-        assert panel == 0 or (config.part % panel == 0 and 32 <= panel * BYTES[out] <= 128)
+        store_n = config.store_n(out)
+        assert store_n == 0 or (config.part % store_n == 0 and 32 <= store_n * BYTES[out] <= 128)
 
 
 @given(st.sampled_from((32, 64, 96, 128, 192, 256)), st.sampled_from((1, 2)), st.integers(1, 5), st.sampled_from(OUT))
-def test_a_buffer_is_written_when_its_store_has_read_it(n, m_subtiles, panels, out):
-    """Panels go out in their order, tile after tile; a thread waits for its oldest stores in flight."""
-    config = Fp8Config(m=128 * m_subtiles, n=n, store_buffers=panels)
+def test_a_buffer_is_written_when_its_store_has_read_it(n, m_subtiles, buffers, out):
+    """Subtiles go out in their order, tile after tile; a thread waits for its oldest stores in flight."""
+    config = Fp8Config(m=128 * m_subtiles, n=n, store_buffers=buffers)
     order = [i for _ in range(4) for i in range(config.n_stores(out))]
     for at, i in enumerate(order):
-        mine = [j for j in range(at) if order[j] % panels == i % panels]
-        assert 0 <= config.stores_in_flight(i, out) < panels
+        mine = [j for j in range(at) if order[j] % buffers == i % buffers]
+        assert 0 <= config.stores_in_flight(i, out) < buffers
         assert not mine or at - 1 - mine[-1] >= config.stores_in_flight(i, out)
-        if len(order) > 3 * panels and config.n_stores(out) % panels == 0:
-            assert config.stores_in_flight(i, out) == panels - 1  # no more is waited for than must be
+        if len(order) > 3 * buffers and config.n_stores(out) % buffers == 0:
+            assert config.stores_in_flight(i, out) == buffers - 1  # no more is waited for than must be
 
 
 @pytest.mark.parametrize("config",
@@ -114,7 +114,7 @@ def test_quarters_are_written_early():
 
 
 def test_what_waits():
-    """Panels that their own warps store, of sums that are promoted and of curved activations."""
+    """Subtiles that their own warps store, of sums that are promoted and of curved activations."""
     block, row = BLOCK, ROW
     for activation in (None, "relu", "gelu"):
         for size, out, overlap_epilogue in ((4096, "bf16", 7), (4096, "fp16", 7), (4096, "fp32", 8),
@@ -193,7 +193,7 @@ def test_which_products_keep_pace():
              (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (64, 28672, 65536): False,
              (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
-        config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
+        config, (recipe, _) = plan(spec, *size, 132), planned_kernel(spec, *size, 132)
         assert (config.wave_sync > 0) == takes_counter(recipe) == keeps and recipe.args == (spec, config)
         assert recipe.module == "tkq.gemm.fp8.kernel" and not traits(spec, config) - COVERED
         if keeps:
@@ -211,7 +211,7 @@ def test_which_products_keep_pace():
 def test_kernels_that_keep_pace_are_shipped_as_planned():
     names = {kernel.recipe for kernel in shipped()}
     for spec in (BLOCK, ROW, Fp8Spec()):
-        assert launch(spec, 16384, 16384, 16384, 132)[0] in names
+        assert planned_kernel(spec, 16384, 16384, 16384, 132)[0] in names
 
 
 def test_what_a_round_reads():

@@ -1,4 +1,4 @@
-"""Float8 products of few rows: which of them share K, in which shape. Pure Python."""
+"""Float8 products of small M: which of them share K, in which shape. Pure Python."""
 import itertools
 from dataclasses import replace
 
@@ -10,18 +10,9 @@ from tkq.gemm import candidates
 from tkq.gemm.dense.small_m_config import SLOT_BYTES
 from tkq.gemm.dense.small_m_plan import FEWEST_STEPS, fit_to_spec, parts_of_k
 from tkq.gemm.fp8 import plan as fp8_plan
+from tkq.gemm.fp8.small_m_catalog import SHAPES, shipped, traits
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
-from tkq.gemm.fp8.small_m_plan import (
-    ROWS,
-    SHAPES,
-    TILES_STEPS,
-    of_tiles,
-    plan,
-    shipped,
-    splits,
-    tiles,
-    traits,
-)
+from tkq.gemm.fp8.small_m_plan import ROWS, TILES_STEPS, of_tiles, plan, splits, tiles
 from tkq.gemm.fp8.spec import OUT, Fp8Spec
 from tkq.gemm.fp8.stored import CONFIGS
 from tkq.granularity import PRODUCTS, scales_of
@@ -59,7 +50,7 @@ def test_each_pair_of_what_it_chooses_is_shipped(spec, out, epilogue, M, N, k):
 
 @given(st.sampled_from(SPECS), st.integers(129, 9000), st.integers(1, 9000), steps, st.integers(1, 264))
 def test_a_plan_of_tiles_fits(spec, M, N, k, num_sms):
-    """Half of the processors have no tile of 64 columns, and most of them have a block now."""
+    """Half of the SMs have no tile of 64 columns, and most of them have a block now."""
     config, steps = of_tiles(spec, M, N, 16 * k, num_sms), -(-16 * k // 128)
     alone = tiles(M, N, ROWS)
     if config is None:
@@ -113,12 +104,12 @@ def test_blocks_that_share_k(rate, tiles, steps, num_sms):
 
 @given(st.sampled_from(SPECS), rows, sizes, steps)
 def test_launch(spec, M, N, k):
-    recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
+    recipe, blocks = fp8_plan.planned_kernel(spec, M, N, 16 * k, 132)
     few = recipe.module == "tkq.gemm.fp8.small_m_kernel"
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
+    assert fp8_plan.planned_kernel(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -134,7 +125,7 @@ def test_what_was_measured_of_more_rows(spec, measured):
     for problem, way in measured.items():
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
-        built = fp8_plan.launch(spec, *problem, 132)[0].module
+        built = fp8_plan.planned_kernel(spec, *problem, 132)[0].module
         assert built == ("tkq.gemm.fp8.small_m_kernel" if way else "tkq.gemm.fp8.kernel")
 
 

@@ -6,7 +6,7 @@ from tkq.gemm.dense import plan
 from tkq.gemm.dense.small_m_config import SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue.spec import Epilogue
-from tkq.gemm.fp8.plan import launch
+from tkq.gemm.fp8.plan import planned_kernel
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.granularity import PRODUCTS, scales_of
@@ -25,10 +25,10 @@ FP8S = (*(Fp8Spec(**scales_of(pair), promote="128" in pair) for pair in PRODUCTS
 def test_candidates_of_gemm_fit_and_begin_with_the_plan(spec, size):
     found = candidates.of_gemm(spec, *size, 132)
     assert 2 < len(found) < 50 and len(set(found)) == len(found)
-    assert plan.launch(spec, *size, 132)[0].args[1] == found[0]
+    assert plan.planned_kernel(spec, *size, 132)[0].args[1] == found[0]
     for config in found:
         config.check(spec)
-        assert plan.launch(spec, *size, 132, config)[0].args[1] == config
+        assert plan.planned_kernel(spec, *size, 132, config)[0].args[1] == config
         if isinstance(config, SmallMConfig):
             assert config.m >= size[0]
 
@@ -42,7 +42,7 @@ def test_nothing_is_chosen_where_there_is_one_kernel():
 def test_candidates_of_fp8_gemm(spec, size):
     found = candidates.of_fp8_gemm(spec, *size, 132)
     assert 2 < len(found) < 50 and len(set(found)) == len(found)
-    assert launch(spec, *size, 132)[0].args[1] == found[0]
+    assert planned_kernel(spec, *size, 132)[0].args[1] == found[0]
     assert all(config.check(spec) is config for config in found)
 
 

@@ -12,7 +12,7 @@ import tkq
 from tkq.gemm.dense import launch as call
 from tkq.gemm.dense import ops, realign_plan
 from tkq.gemm.dense.config import Config, can_hold_in_registers
-from tkq.gemm.dense.plan import configure_epilogue, fit_to_spec, launch, plan
+from tkq.gemm.dense.plan import configure_epilogue, fit_to_spec, plan, planned_kernel
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
 from tkq.runtime.call import check
@@ -282,11 +282,11 @@ def test_what_is_held():
         Config(defer_activation=True).check(GemmSpec())
 
 
-def test_a_batch_fills_the_processors():
+def test_a_batch_fills_the_sms():
     spec = GemmSpec(batch="ab")
     assert plan(spec, 512, 512, 4096, 132, batches=1).m == 64
     assert plan(spec, 512, 512, 4096, 132, batches=64).m == 128
-    assert launch(spec, 512, 512, 4096, 132, batches=64)[1] <= 132
+    assert planned_kernel(spec, 512, 512, 4096, 132, batches=64)[1] <= 132
 
 
 def test_the_paths_of_a_call(monkeypatch):

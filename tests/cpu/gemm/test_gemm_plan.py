@@ -10,7 +10,7 @@ from tkq.gemm.dense import plan as plans
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.catalog import shipped
 from tkq.gemm.dense.config import SHARED_BYTES, Config
-from tkq.gemm.dense.plan import TILES, best_tile, cycles, fit_to_spec, launch, plan, recipe, tiles
+from tkq.gemm.dense.plan import TILES, best_tile, cycles, fit_to_spec, plan, planned_kernel, recipe, tiles
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.raster import even_blocks, raster
@@ -51,7 +51,7 @@ def test_which_products_keep_pace():
     spec = GemmSpec(b_major="k")
     for (m, n, k), paced in (((16384,) * 3, True), ((8192, 28672, 8192), True), ((8192, 8192, 28672), True),
                              ((8192,) * 3, False), ((4096,) * 3, False), ((65536, 4096, 4096), False)):
-        config, (recipe, blocks) = plan(spec, m, n, k, 132), launch(spec, m, n, k, 132)
+        config, (recipe, blocks) = plan(spec, m, n, k, 132), planned_kernel(spec, m, n, k, 132)
         assert plans.takes_counter(recipe) == (config.wave_sync > 0) == paced and recipe.args == (spec, config)
         assert recipe.module == "tkq.gemm.dense.kernel"
         assert not paced or blocks == (128 if k == 28672 else 132)
@@ -119,7 +119,7 @@ def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
     ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "small_m128x64_split1", 0),
     ((1, 8192, 8192), "small_m16x64_split1", 0), ((64, 8192, 8192), "small_m64x64_split1", 0)))
 def test_launch_of_known_sizes(size, name, blocks):
-    recipe, planned = launch(GemmSpec(), *size, 132)
+    recipe, planned = planned_kernel(GemmSpec(), *size, 132)
     assert (recipe.args[1].name, planned) == (name, blocks)
 
 
@@ -160,7 +160,7 @@ def test_elements_in_means_elements_out():
     with pytest.raises(NotImplementedError, match="store is 'rows' and accumulate"):
         GemmSpec(store="rows", accumulate=True)
     spec = GemmSpec(load="direct", store="direct")
-    assert launch(spec, 64, 64, 64, 132) == (recipe(spec, 64, 64, 64, 132), 0)
+    assert planned_kernel(spec, 64, 64, 64, 132) == (recipe(spec, 64, 64, 64, 132), 0)
     assert recipe(spec, 64, 64, 64, 132).args == (spec,)
 
 

@@ -1,4 +1,4 @@
-"""The plan for few rows: pure Python, checked over all sizes."""
+"""The plan for small M: pure Python, checked over all sizes."""
 import dataclasses
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.config import Config
-from tkq.gemm.dense.plan import launch
+from tkq.gemm.dense.plan import planned_kernel
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
 from tkq.gemm.dense.small_m_plan import MOST_M, SPLITS, blocks, fit_to_spec, nanoseconds, parts_of_k, plan
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec
@@ -49,13 +49,13 @@ def test_what_was_measured():
     for problem, best in wanted.items():
         config = plan(GemmSpec(b_major="k"), *problem, 132)
         assert (config.rows, config.split) == best, (problem, config)
-    assert plan(GemmSpec(b_major="k"), 128, 8192, 8192, 132).stages == 9  # all of a processor's shared memory
+    assert plan(GemmSpec(b_major="k"), 128, 8192, 8192, 132).stages == 9  # all of an SM's shared memory
     assert plan(GemmSpec(b_major="k"), 64, 8192, 8192, 132).stages == 7
 
 
 @given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits, sizes, steps, num_sms)
 def test_model(m, rows, split, N, k, num_sms):
-    """No product is faster than HBM, none faster for more of N or K, nor for fewer processors."""
+    """No product is faster than HBM, none faster for more of N or K, nor for fewer SMs."""
     spec, config = GemmSpec(b_major="k"), fit_to_spec(SmallMConfig(m, rows, split), GemmSpec())
     time = nanoseconds(config, spec, N, 64 * k, num_sms)
     assert time >= 2 * N * 64 * k / small_m_plan.HBM
@@ -79,11 +79,12 @@ def test_every_number_is_exchanged_once(m, rows, split):
 
 @given(rows, sizes, steps)
 def test_few_rows_take_the_narrow_kernel(M, N, k):
-    recipe, blocks = launch(GemmSpec(b_major="k"), M, N, 8 * k, 132)
+    recipe, blocks = planned_kernel(GemmSpec(b_major="k"), M, N, 8 * k, 132)
     assert recipe.builder == "tkq.gemm.dense.small_m_kernel:SmallMGemm" and blocks == 0
     assert recipe.args[0].store == "direct"
-    assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
-    assert launch(GemmSpec(b_major="k"), MOST_M + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
+    for m, config in ((M, Config()), (MOST_M + 1, None)):
+        recipe = planned_kernel(GemmSpec(b_major="k"), m, N, 8 * k, 132, config)[0]
+        assert recipe.builder == "tkq.gemm.dense.kernel:DenseGemm"
 
 
 @pytest.mark.parametrize("spec", (
@@ -91,7 +92,7 @@ def test_few_rows_take_the_narrow_kernel(M, N, k):
     GemmSpec(load="direct", store="direct")))
 def test_what_it_does_not_take(spec):
     assert not takes(spec)
-    assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:SmallMGemm"
+    assert planned_kernel(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:SmallMGemm"
     with pytest.raises(ValueError, match="spec does not fit"):
         SmallMConfig().check(spec)
 

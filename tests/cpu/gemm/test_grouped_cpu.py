@@ -8,7 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, matrix, scale
 from tkq.gemm.dense.config import SHARED_BYTES
-from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, plan, shared_bytes, shipped
+from tkq.gemm.grouped.catalog import shipped
+from tkq.gemm.grouped.plan import FAST, PROMOTED, plan, shared_bytes
+from tkq.gemm.grouped.spec import GroupedSpec
 
 SIZES = (3, 0, 5, 1)
 N, K = 24, 32

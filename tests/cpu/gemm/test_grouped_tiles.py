@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tkq.gemm.fp8 import matrices
 from tkq.gemm.grouped import groups, table
-from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
+from tkq.gemm.grouped.plan import FAST, PROMOTED, fit_to_spec
+from tkq.gemm.grouped.spec import GroupedSpec
 
 SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"),
          "along k": GroupedSpec("k", b_major="n")}

@@ -13,9 +13,10 @@ from tkq.gemm.fp8.kernel import Fp8Gemm, WithCounter
 from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure, recipe_of
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped.kernel import GroupedGemm
-from tkq.gemm.grouped.spec import FAST as GROUPED
-from tkq.gemm.grouped.spec import PROMOTED as GROUPED_PROMOTED
-from tkq.gemm.grouped.spec import GroupedSpec, fit_to_spec
+from tkq.gemm.grouped.plan import FAST as GROUPED
+from tkq.gemm.grouped.plan import PROMOTED as GROUPED_PROMOTED
+from tkq.gemm.grouped.plan import fit_to_spec
+from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.granularity import scales_of
 
 ROW, BLOCK = Fp8Spec(**scales_of("row")), Fp8Spec(**scales_of("1x128_128x128"), promote=True)

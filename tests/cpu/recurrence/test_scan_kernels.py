@@ -15,16 +15,16 @@ def nan(*shape):
     return torch.full(shape, torch.nan)
 
 
-@pytest.mark.parametrize("layout, ways, each", [("channels", (1, -1), 1), ("time", (1,), 1), ("time", (1,), 3)])
-def test_forward_and_gradients(monkeypatch, layout, ways, each):
+@pytest.mark.parametrize("layout, ways, groups", [("channels", (1, -1), 1), ("time", (1,), 1), ("time", (1,), 3)])
+def test_forward_and_gradients(monkeypatch, layout, ways, groups):
     """A backward goes the other way. Shapes: of one run, short ones, several."""
     torch.manual_seed(0)
     time, kernel = layout == "time", LineScanOnCpu if layout == "time" else ColumnScanOnCpu
     forward, backward = (
-        function(kernel(ScanSpec("fp32", 2, layout, "fp32", True, falling=time and falls, **more),
-                        ScanConfig(4, 1, lanes=1, each=each)),
+        function(kernel(ScanSpec("fp32", 2, layout, "fp32", True, reverse=time and reverse, **more),
+                        ScanConfig(4, 1, lanes=1, line_groups=groups)),
                  monkeypatch)
-        for more, falls in (({}, ways[0] < 0), (dict(gradients="both", of_state=True), ways[0] > 0)))
+        for more, reverse in (({}, ways[0] < 0), (dict(gradients="both", of_state=True), ways[0] > 0)))
     for T, way in itertools.product((2, 4, 6, 18) if time else (1, 3, 4, 5, 17), ways):
         judge(forward, backward, T, time, way)
 
@@ -52,7 +52,7 @@ def test_ends_of_segments(monkeypatch, dtype):
     a, b = (torch.randn(B, C, T).to(DTYPES[dtype]).mT for _ in range(2))
     forward, backward = (
         function(LineScanOnCpu(ScanSpec(dtype, 2, "time", ends=True, **more), ScanConfig(4, 1, lanes=1)), monkeypatch)
-        for more in (dict(final=True), dict(gradients="b", of_state=True, falling=True)))
+        for more in (dict(final=True), dict(gradients="b", of_state=True, reverse=True)))
     nothing = (None,) * 4
     wanted = reference.scan(a.double(), b.double(), None, False)[1], reference.scan_backward(
         b.double(), None, a.double(), b.double(), torch.zeros(B, C), False)[2]

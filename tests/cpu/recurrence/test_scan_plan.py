@@ -19,11 +19,11 @@ def test_every_spec_has_a_plan(dtype, layout):
         taken = vector if layout == "time" else widest(vector, spec, columns)
         assert taken <= vector and vector % taken == 0
         config = plan(dataclasses.replace(spec, vector=taken), columns, 2048, 132)
-        assert config.rows % (taken if layout == "time" else 1) == 0
+        assert config.tokens_per_thread % (taken if layout == "time" else 1) == 0
         for tokens in (1, 3, 31, 32, 33, 129, 1000, 1 << 20) if layout == "time" else ():
             config = plan(spec, columns, tokens * vector, 132)
-            runs = -(-tokens * vector // (config.rows * config.lanes))
-            assert config.rows % vector == 0 and config.warps <= runs * config.each
+            runs = -(-tokens * vector // (config.tokens_per_thread * config.lanes))
+            assert config.tokens_per_thread % vector == 0 and config.warps <= runs * config.line_groups
             assert config.lanes == WARP or runs == 1
         if layout == "channels" and taken > 1:
             assert columns >= BLOCKS * WARP * taken
@@ -31,9 +31,9 @@ def test_every_spec_has_a_plan(dtype, layout):
 
 @pytest.mark.parametrize("words, make", [
     ("vector is 3", lambda: ScanSpec("bf16", 3)), ("layout is 'tokens'", lambda: ScanSpec("bf16", layout="tokens")),
-    ("falling is True", lambda: ScanSpec("bf16", falling=True)), ("of_state is True", lambda: ScanSpec(
+    ("reverse is True", lambda: ScanSpec("bf16", reverse=True)), ("of_state is True", lambda: ScanSpec(
         "bf16", of_state=True)), ("warps is 16", lambda: ScanConfig(16, 16)),
-    ("lanes is 3", lambda: ScanConfig(16, 8, lanes=3)), ("each is 0", lambda: ScanConfig(16, 8, each=0))])
+    ("lanes is 3", lambda: ScanConfig(16, 8, lanes=3)), ("line_groups is 0", lambda: ScanConfig(16, 8, line_groups=0))])
 def test_refused_by_name(words, make):
     with pytest.raises(ValueError, match=words):
         make()

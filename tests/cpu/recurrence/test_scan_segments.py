@@ -8,7 +8,7 @@ from tkq.recurrence.spec import ScanSpec
 from tkq.reference import recurrence as reference
 
 
-def run(spec, read, others, states, falling, product=None):
+def run(spec, read, others, states, reverse, product=None):
     """One launch, by the reference."""
     a, b = read
     h, da, db = others
@@ -16,10 +16,10 @@ def run(spec, read, others, states, falling, product=None):
     if product is not None:
         product.copy_(a.double().prod(1))
     if spec.backward:
-        found = reference.scan_backward(b, final, a, b if h is None else h, state, not falling)
+        found = reference.scan_backward(b, final, a, b if h is None else h, state, not reverse)
         results = zip((da if spec.of_a else None, db if spec.of_b else None, dstate if spec.of_state else None), found)
     else:
-        results = zip((h, final if spec.final else None), reference.scan(a, b, state, falling))
+        results = zip((h, final if spec.final else None), reference.scan(a, b, state, reverse))
     for to, values in results:
         if to is not None:
             to.copy_(values)

@@ -24,7 +24,7 @@ from tkq.attention.forward.kernel import AttentionForward  # noqa: E402
 from tkq.attention.forward.plan import LENGTHS, plan  # noqa: E402
 from tkq.attention.forward.spec import AttentionSpec  # noqa: E402
 from tkq.convolution.fft.long.spec import size_of  # noqa: E402
-from tkq.convolution.fft.plan import transform_rows, whole  # noqa: E402
+from tkq.convolution.fft.plan import has_transform, transform_rows  # noqa: E402
 from tkq.gemm.dense.config import Config  # noqa: E402
 from tkq.gemm.dense.kernel import DenseGemm  # noqa: E402
 from tkq.gemm.dense.spec import GemmSpec  # noqa: E402
@@ -254,7 +254,7 @@ def test_passes_of_a_long_convolution(tokens, causal, precision):
     """Sizes between passes multiply to the points; each launch reads what the one before wrote."""
     picture = viz.fft_passes(tokens, causal, precision)
     text, split = str(picture), precision == "split"
-    direct = causal or whole(tokens)
+    direct = causal or has_transform(tokens)
     two = not direct and 2 * tokens > 2**22
     points = tokens if direct or two else 2 * tokens
     assert f"{tokens} tokens" in text and ("One of two" in text) == two

@@ -118,7 +118,7 @@ def test_activations(kind, tile, activation):
 @pytest.mark.parametrize("tile", PIPELINED, ids=name)
 @pytest.mark.sampled(when=lambda tile, out, activation: tile == PIPELINED[1] and out + activation == "fp32gelu")
 def test_other_types_as_planned(tile, out, activation):
-    """Panels of 16 columns in fp32; the exact silu in fp16."""
+    """Subtiles of 16 columns in fp32; the exact silu in fp16."""
     check_types(configure_epilogue(tile, replace(GELU, out=out, activation=activation)), activation, out)
 
 

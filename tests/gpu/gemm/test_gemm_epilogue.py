@@ -273,7 +273,7 @@ def test_repeats_and_graphs(activation):
     assert torch.equal(y, once)
 
 
-def test_a_tile_that_is_one_panel():
+def test_a_tile_that_is_one_subtile():
     """Of a gated tile of 128 columns 64 are left: two tiles in a row write through the same shared memory, and with
     one step of K to a tile hardly anything but the writing takes time."""
     m, n, k = 65536, 128, 64

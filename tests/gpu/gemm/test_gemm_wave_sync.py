@@ -62,7 +62,7 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
     try:
         a, b = operands((2048, 4096, 1024), "k", "k")
         spec = launch.GemmSpec(b_major="k")
-        assert plan.takes_counter(launch.launch(spec, 2048, 4096, 1024, 132)[0])
+        assert plan.takes_counter(launch.planned_kernel(spec, 2048, 4096, 1024, 132)[0])
         want, side = torch.matmul(a, b), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         for _ in range(5):
@@ -85,7 +85,7 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
 def test_the_plan_takes_it_for_large_products():
     m, n, k = 12288, 16384, 8192
     a, b = (torch.randint(-2, 3, s, device="cuda").bfloat16() for s in ((m, k), (n, k)))
-    assert plan.takes_counter(launch.launch(launch.GemmSpec(b_major="k"), m, n, k, 132)[0])
+    assert plan.takes_counter(launch.planned_kernel(launch.GemmSpec(b_major="k"), m, n, k, 132)[0])
     first = tkq.gemm(a, b.t())
     for _ in range(3):
         got = tkq.gemm(a, b.t())

@@ -7,7 +7,8 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2, blocks, matrix, scale
 from tkq.gemm.grouped import ops
-from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
+from tkq.gemm.grouped.plan import FAST, PROMOTED, fit_to_spec
+from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.granularity import PRODUCTS
 from tkq.reference.grouped import bounds, grouped_gemm
 from tkq.testing import assert_2x

@@ -26,7 +26,7 @@ class LineScanOnCpu(lines.LineScan):
     @cute.jit
     def __call__(self, a, operands: columns.Operands, way: Int32):
         g, (B, _, C) = columns.Given(a, *operands, way), a.shape
-        for block in cutlass.range(cute.ceil_div(B * cute.ceil_div(C, WARP), self.config.each)):
+        for block in cutlass.range(cute.ceil_div(B * cute.ceil_div(C, WARP), self.config.line_groups)):
             for lane in cutlass.range(WARP):
                 self.thread(Int32(block), Int32(0), Int32(lane), None, g)
 

@@ -209,7 +209,7 @@ def fp8(device):
             ("several tiles a block", Fp8Spec(scale_a="row", scale_b="row"), plan.FAST[0], "row", 272),
             ("rolling halves", block, plan.PROMOTED[1], "128x128", 2320),
             ("rolling quarters", block, plan.BLOCKS[0], "128x128", 2320),
-            *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)
+            *((f"subtiles that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)
               for tile in (plan.BLOCKS[0], plan.PROMOTED[1])),
             ("keeping pace", block, replace(plan.PROMOTED[1], wave_sync=16), "128x128", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), "row" if of_b == "row" else "1x128"),
@@ -253,10 +253,11 @@ def grouped(device):
         c = tkq.grouped_gemm(x, b, offsets)
     else:
         from tkq.gemm.grouped import ops as grouped_ops
-        from tkq.gemm.grouped import spec as grouped_spec
+        from tkq.gemm.grouped import plan as grouped_plan
+        from tkq.gemm.grouped.spec import GroupedSpec
 
-        spec, c = grouped_spec.GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
-        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fit_to_spec(grouped_spec.FAST[0], spec), blocks=2)
+        spec, c = GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
+        grouped_ops.run(spec, x, b, c, offsets, config=grouped_plan.fit_to_spec(grouped_plan.FAST[0], spec), blocks=2)
     yield "grouped_gemm of several tiles a block", (c[:300],)
     yield "grouped_gemm along K", (tkq.grouped_gemm(x.t(), y, offsets),)
     found = (*tkq.quantize_fp8(randn(0, 304, 128), "1x128", transpose=True)[2:],

@@ -1,11 +1,10 @@
 """The kernels of long convolutions that tkq itself can choose, and what their machine code must show."""
 import dataclasses
 
-from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.launch import gradient_recipe, recipe, spectra_recipe, taps_recipe
 from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_recipe
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
-from tkq.convolution.fft.plan import plan
+from tkq.convolution.fft.plan import gradient_plan, plan
 from tkq.convolution.fft.spec import BLOCKS, TRANSFORM_ROWS, FftSpec
 from tkq.convolution.fft.whole.launch import TAPS, filter_recipe, kept_recipe
 from tkq.convolution.fft.whole.launch import gradient_recipe as whole_gradient_recipe
@@ -28,7 +27,7 @@ def shipped() -> list:
                                  _expectation(spec)))
         if blocks <= 2:  # of more, the gradient is one of several passes
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
-            found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
+            found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, gradient_plan(spec, MANY)),
                                  _expectation(spec, gradient=True)))
     return found + _filters() + _whole() + _passes() + _millions() + _split()
 

@@ -1,4 +1,5 @@
-"""y = post * (the convolution of pre * u with a filter per head), up to 4096 points."""
+"""y = post * (the convolution of pre * u with a filter per head), up to 4096 points, with split operands; and the
+arguments that `InRegisters` and `BlockedFftConv` share. Which kernel a spec gets: `launch.recipe`."""
 from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda

@@ -10,7 +10,17 @@ from torch import Tensor
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.long import circular
 from tkq.convolution.fft.long import launch as long
-from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, twice, whole
+from tkq.convolution.fft.plan import (
+    SMS,
+    blocks_of,
+    gradient_plan,
+    has_transform,
+    plan,
+    splits_of,
+    tiles_of,
+    transform_rows,
+    twice,
+)
 from tkq.convolution.fft.spec import SHARED_BLOCKS, FftSpec
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.convolution.fft.whole import launch as of_whole
@@ -22,6 +32,13 @@ _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as siz
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
+    """Which kernel a spec gets, the first of:
+
+        whole           `whole.kernel`   8 blocks in bf16
+        in_registers    `in_registers`   one block; in bf16 also two
+        split           `kernel`         one block, by split operands
+        otherwise       `blocks`         4 blocks in bf16; 2, 4 or 8 in fp16
+    """
     if spec.whole:
         return of_whole.recipe(spec, config)
     kernel = "in_registers:InRegisters" if spec.in_registers else "kernel:FftConv" if spec.split else \
@@ -39,7 +56,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     B, H, L = g.u.shape
     if not g.u.numel():
         return g.u.new_empty(B, H, L)
-    if not g.causal and not whole(L):
+    if not g.causal and not has_transform(L):
         return _of_twice(g, conjugate) if twice(L) else circular.forward(g, conjugate)
     if transform_rows(L, g.causal, g.split) is None:
         return long.forward(g, conjugate)
@@ -137,7 +154,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     if not g.u.numel():
         found = torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
     else:
-        if g.causal or (whole(L) and not g.split):
+        if g.causal or (has_transform(L) and not g.split):
             found = _filter_gradient(g, dy, min(taps, L))
         elif not twice(L):
             found = circular.filter_gradient(g, dy)
@@ -170,7 +187,7 @@ def _filter_gradient(g, dy, taps):
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)
-    config = FftConfig(min(2, tiles_of(spec, B)))
+    config = gradient_plan(spec, B)
     lags = -(-L // spec.points) if g.causal else 1
     splits = splits_of(spec, config, B, H)
     sums = torch.empty(H, lags, splits, 16, spec.summed_threads, 4, dtype=torch.float32, device=u.device)

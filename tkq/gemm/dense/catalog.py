@@ -24,7 +24,7 @@ EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "all_silu": Epilogue("silu", bias="fp32", residual=True, residual_pairs=True, alpha=True, beta=True),
 }
 QUICK = ("bias_gelu", TILES[3]), ("swiglu", TILES[0])
-# of B with contiguous K that which keeps pace is quick: it has the other's code and a wait besides
+# of B with contiguous K that with wave sync is quick: it has the other's code and a wait besides
 QUICK_PLAIN = GemmSpec(), GemmSpec(a_major="m", store="rows"), GemmSpec(a_major="m", accumulate=True)
 
 
@@ -32,13 +32,13 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
     once each."""
     products = STEP // 16
-    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // STORE_ROW_BYTES
+    n_stores = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // STORE_ROW_BYTES
     by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
     wanted = ["UTMALDG", "USETMAXREG", by_tma if spec.store == "tma" else "STG"]
     dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * (config.wave_sync > 0)
-    return Expectation(tensor=(2 + panels * config.overlap_epilogue) * products, waits_per_mma=1 / products,
+    return Expectation(tensor=(2 + n_stores * config.overlap_epilogue) * products, waits_per_mma=1 / products,
                        instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store == "tma"),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 1024)
@@ -46,7 +46,7 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
 
 def small_m_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
     """As ``expectation``, of the small-M kernel: so few registers that two blocks fit and, but for a block that has its
-    processor for itself, so little shared memory."""
+    SM for itself, so little shared memory."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
                        registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=2 // places * SLOT_BYTES + 1024)
@@ -54,7 +54,7 @@ def small_m_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
 
 def shipped() -> list[Shipped]:
     """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
-    epilogues, batches; few rows; the kernel for what TMA does not take, and copies into what it takes."""
+    epilogues, batches; small M; the kernel for what TMA does not take, and copies into what it takes."""
     return [*_plain(), *_epilogues(), *_wave_sync(), *_small_m(), *_elements(), *_copies()]
 
 
@@ -134,7 +134,7 @@ def _elements():
         epilogue = Epilogue(name, bias="bf16", residual=name == "silu")
         cases.append((f"bf16_kn_{name}", GemmSpec(load="direct", store="direct", epilogue=epilogue, batch="ab")))
     for name, spec in cases:
-        four_blocks = REGISTER_FILE // 4 // 128  # run on a processor, but where C is added
+        four_blocks = REGISTER_FILE // 4 // 128  # run on an SM, but where C is added
         registers = 255 if spec.epilogue.residual else four_blocks
         yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.dense.unaligned:UnalignedGemm", (spec,)),
                       replace(wanted, registers=registers),

@@ -1,5 +1,5 @@
-"""The shape of a 16-bit GEMM's kernel: what its code depends on. Which one a problem gets says ``plan``: a change there
-makes no kernel anew. Pure Python, no torch, no DSL."""
+"""The shape of a 16-bit GEMM's kernel: what its code depends on. Which one a problem gets says ``plan``. Pure Python,
+no torch, no DSL."""
 from dataclasses import dataclass
 
 from .spec import BYTES, GemmSpec
@@ -7,7 +7,7 @@ from .spec import BYTES, GemmSpec
 SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
 STEP = 64  # of K in a stage: a swizzle of 128 bytes
 STORE_ROW_BYTES = 128  # of a row of C in shared memory: one swizzle
-BUFFERS = 2  # panels of C in shared memory, for each consumer
+BUFFERS = 2  # epilogue subtiles in shared memory, for each consumer
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Config:
         return f"{self.m}x{self.n}{cluster}" + "_wave_sync" * (self.wave_sync > 0)
 
     def shared_bytes(self, spec: GemmSpec) -> int:
-        """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
+        """Shared memory of a block: stages, store buffers, semaphores, and what alignment may cost."""
         stage = (self.m + self.n) * STEP * BYTES[spec.dtype]
-        panels = self.consumers * BUFFERS * 64 * STORE_ROW_BYTES if has_store_buffers(spec) else 0
-        return self.stages * stage + panels + 1024
+        buffers = self.consumers * BUFFERS * 64 * STORE_ROW_BYTES if has_store_buffers(spec) else 0
+        return self.stages * stage + buffers + 1024
 
     def check(self, spec: GemmSpec) -> "Config":
         """Self, if the kernel can take it for this spec.

@@ -75,11 +75,11 @@ class Consumer:
 
     @cute.jit
     def write_overlapped(self, g, s: Constexpr, u: Constexpr, order, number, wg):
-        """The tile before, a panel or a piece of one under each of this one's first steps of K, as far as it has as
+        """The tile before, a subtile or a piece of one under each of this one's first steps of K, as far as it has as
         many. Returns the next step."""
         n_stores, workers = self.tiles.n_stores, order.workers()
         t = self.matrices.tile(g, s, order, number - workers)
-        pieces = self.config.overlap_epilogue  # of a panel
+        pieces = self.config.overlap_epilogue  # of a subtile
         for i in cutlass.range_constexpr(n_stores):
             for piece in cutlass.range_constexpr(pieces):
                 if number >= workers:

@@ -15,17 +15,17 @@ OUTPUT_BARRIER = 8  # and one more for each further consumer
 
 
 class Epilogue:
-    """f(alpha * a @ b + beta * c + bias), panel by panel (``n_stores`` of a tile, each of ``store_n`` columns), and its
-    way out: by TMA, by rows or by elements.
+    """f(alpha * a @ b + beta * c + bias), subtile by subtile (``n_stores`` of a tile, each of ``store_n`` columns), and
+    its way out: by TMA, by rows or by elements.
 
-    A panel goes through one of a consumer's BUFFERS in shared memory: its own named barrier twice a panel (written by
-    all, sent by one warp), TMA's own count of stores under way for using a buffer again."""
+    A subtile goes through one of a consumer's BUFFERS in shared memory: its own named barrier twice a subtile (written
+    by all, sent by one warp), TMA's own count of stores in flight for using a buffer again."""
 
     def __init__(self, spec: GemmSpec, config: Config, tiles: Tiles):
         self.spec, self.config, self.tiles = spec, config, tiles
 
     def place(self, t, i, wg) -> ep.Place:
-        """Of a panel of the result, for this consumer."""
+        """Of a subtile of the result, for this consumer."""
         row, col = t.row * self.config.consumers + wg, t.col * self.tiles.n_stores + i
         return ep.Place(row * 64, col * self.tiles.store_n)
 
@@ -44,7 +44,7 @@ class Epilogue:
         ep.load_residual(dst, c, self.place(t, i, wg), self.spec.epilogue.residual_pairs)
 
     def product(self, g, u, t, i, wg):
-        """Panel i of the result before its activation, in new fp32 tiles: one, or gate and up."""
+        """Subtile i of the result before its activation, in new fp32 tiles: one, or gate and up."""
         return [self.linear(g, u, t, i, part, wg) for part in range(self.tiles.parts)]
 
     def linear(self, g, u, t, i, part, wg):
@@ -61,7 +61,7 @@ class Epilogue:
         return x
 
     def finish(self, g, u, t, wg):
-        """Round the accumulator into what is held: the result or, late, what its activation is of."""
+        """Round the accumulator into what waits: the result or, with ``defer_activation``, the product."""
         for i in range(self.tiles.n_stores):
             parts = self.product(g, u, t, i, wg)
             if self.config.defer_activation:
@@ -72,7 +72,7 @@ class Epilogue:
                 tk.copy(u.pending[i], parts[0])
 
     def subtile_of_result(self, g, u, t, i, wg):
-        """Panel i as it is stored, in registers."""
+        """Subtile i as it is stored, in registers."""
         if self.config.hold_in_registers and not self.config.defer_activation:
             return u.pending[i]
         if self.spec.epilogue.plain and self.spec.out == "fp32":
@@ -88,7 +88,7 @@ class Epilogue:
         return result
 
     def activate_piece(self, u, i, piece):
-        """One of ``overlap_epilogue`` pieces of panel i's activation, in the product's registers: others would
+        """One of ``overlap_epilogue`` pieces of subtile i's activation, in the product's registers: others would
         spill."""
         width = self.tiles.store_n // self.config.overlap_epilogue
 
@@ -100,7 +100,7 @@ class Epilogue:
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
-        """A tile of the result, panel by panel."""
+        """A tile of the result, subtile by subtile."""
         for i in cutlass.range_constexpr(self.tiles.n_stores):
             self.write_subtile(g, s, u, t, i, wg)
 
@@ -108,7 +108,7 @@ class Epilogue:
         self.put(g, s, self.subtile_of_result(g, u, t, i, wg), t, i, wg)
 
     def put(self, g, s, result, t, i, wg):
-        """Panel i, from registers to where it belongs."""
+        """Subtile i, from registers to where it belongs."""
         at = self.place(t, i, wg)
         if self.spec.store == "tma":
             place = (t.row * self.config.consumers + wg, t.col * self.tiles.n_stores + i)
@@ -128,7 +128,7 @@ class Epilogue:
 
     @cute.jit
     def send(self, g, buffer: Constexpr, part: Constexpr, at, wg):
-        # Of an odd number of panels, the last one and the next tile's first share a buffer: nothing may be on its way.
+        # Of an odd number of subtiles, the last and the next tile's first share a buffer: nothing may be on its way.
         tk.store_wait(0 if self.tiles.n_stores % BUFFERS else BUFFERS - 1)
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         tk.store(buffer, part)

@@ -15,7 +15,7 @@ from .. import tuned
 from ..epilogue.spec import GATED, Epilogue, is_located, name_of
 from ..epilogue.spec import PLAIN as PLAIN_EPILOGUE
 from . import realigned
-from .plan import launch, takes_counter
+from .plan import planned_kernel, takes_counter
 from .spec import OUT_DTYPES, GemmSpec, is_k_major
 from .stored import CONFIGS
 
@@ -231,7 +231,7 @@ def _launcher(kind, config):
     spec, sizes, batches = spec_of(*facts)
     if config is None:
         config = tuned.chosen(CONFIGS, spec, (*sizes, batches), device)
-    recipe, blocks = launch(spec, *sizes, arch.num_sms(device), config, batches)
+    recipe, blocks = planned_kernel(spec, *sizes, arch.num_sms(device), config, batches)
     kernel = function(recipe)
     return (WaveSyncLaunch(kernel) if takes_counter(recipe) else kernel), blocks
 

@@ -70,8 +70,8 @@ def _select(x, modes):
 
 
 def parts_of_tile(ring: tk.SharedTile, part: tk.st, parts: int) -> tk.SharedTile:
-    """A ring of b's tiles as a ring of ``parts`` parts each: of a tile stored (N, K), rows; of one stored (K, N), whole
-    panels of columns."""
+    """A ring of b's tiles as a ring of ``parts`` parts each: of a tile stored (N, K), rows; of one stored (K, N),
+    columns, whole swizzles of them."""
     if parts == 1:
         return ring
     return tk.SharedTile(cute.make_tensor(ring.staged.iterator, part.layout(parts * ring.stages).outer), part)

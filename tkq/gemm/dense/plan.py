@@ -1,6 +1,6 @@
 """Which tile, how many stages, in which order: pure Python, no torch, no DSL.
 
-The sizes come from a model of one processor's clocks (``cycles``), which knows what ranks the tiles of a Hopper GEMM:
+The sizes come from a model of one SM's clocks (``cycles``), which knows what ranks the tiles of a Hopper GEMM:
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
 from dataclasses import replace
@@ -14,9 +14,9 @@ from .config import STEP, Config, can_hold_in_registers, can_wave_sync, wide_res
 from .small_m_config import SmallMConfig, takes
 from .spec import GemmSpec
 
-MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
-SHARED = 128  # bytes a clock and processor, reads and writes together
-L2 = 64  # bytes a clock and processor
+MACS = 2048  # a clock and SM: the tensor cores, 16-bit operands
+SHARED = 128  # bytes a clock and SM, reads and writes together
+L2 = 64  # bytes a clock and SM
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
 WAVE_SYNC = 16  # blocks meet behind this part of each tile, 1 / 16
@@ -108,8 +108,8 @@ def configure_epilogue(config: Config, spec: GemmSpec) -> Config:
     return replace(config, overlap_epilogue=(2 if e.gate else 4) if e.curved else 1, defer_activation=e.curved)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
-           config: Optional[Config | SmallMConfig] = None, batches: int = 1):
+def planned_kernel(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
+                   config: Optional[Config | SmallMConfig] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "direct":
@@ -131,5 +131,5 @@ def takes_counter(recipe: Recipe) -> bool:
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, config: Optional[Config] = None) -> Recipe:
-    """The first half of ``launch``."""
-    return launch(spec, M, N, K, num_sms, config)[0]
+    """The first half of ``planned_kernel``."""
+    return planned_kernel(spec, M, N, K, num_sms, config)[0]

@@ -1,4 +1,4 @@
-"""From a panel in shared memory to rows that begin anywhere."""
+"""From an epilogue subtile in shared memory to rows that begin anywhere."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import const_expr

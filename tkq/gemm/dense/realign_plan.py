@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 TILE, STEP = (64, 128), 64  # of the kernel that reads element by element
 STEP_NS = 6000.0  # of a block that has no other beside it on its SM
 BUSY_STEP_NS = 2000.0  # of each of many, an SM
-PROCESSORS = 132
+NUM_SMS = 132
 COPY = 2800.0  # GB/s, read and written
 LAUNCH_NS = 2500.0  # of copies, however small
 PRODUCT_NS = 3500.0  # of the other kernel, however small
@@ -44,7 +44,7 @@ def plan(p: Problem) -> Optional[Around]:
 def elements_ns(p: Problem) -> float:
     """Of the kernel that reads element by element."""
     steps, tiles = -(-p.k // STEP), p.batches * -(-p.m // TILE[0]) * -(-p.n // TILE[1])
-    return steps * max(STEP_NS, BUSY_STEP_NS * -(-tiles // PROCESSORS))
+    return steps * max(STEP_NS, BUSY_STEP_NS * -(-tiles // NUM_SMS))
 
 
 def copied_ns(p: Problem) -> float:

@@ -1,5 +1,5 @@
-"""The config of the small-M kernel: what its code depends on. Which one a problem gets says ``small_m_plan``: a change
-there makes no kernel anew. Pure Python, no torch, no DSL."""
+"""The config of the small-M kernel: what its code depends on. Which one a problem gets says ``small_m_plan``.
+Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass

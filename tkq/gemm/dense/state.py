@@ -14,7 +14,7 @@ from .spec import BYTES, GemmSpec
 @dataclass(frozen=True)
 class Tiles:
     """The types of the tiles in shared memory. parts: of B's, loaded by themselves: two where gated, for the gate and
-    for up. n_stores: panels of a tile of the result, ``store_n`` columns each."""
+    for up. n_stores: epilogue subtiles of a tile of the result, ``store_n`` columns each."""
 
     a: tk.st
     b: tk.st
@@ -58,7 +58,7 @@ class Shared:
     a: tk.SharedTile  # a ring of stages
     b: tk.SharedTile
     b_parts: tk.SharedTile  # the same memory: gate and up of each stage, where b has them apart; otherwise b
-    out: tk.SharedTile  # BUFFERS panels for each consumer
+    out: tk.SharedTile  # BUFFERS subtiles for each consumer
     pipe: tk.Pipe
 
 
@@ -67,7 +67,7 @@ class State:
     """A consumer's registers."""
 
     acc: tk.RegTile
-    pending: list  # a finished tile in 16 bits, in panels; before that, c. Empty where nothing is held
+    pending: list  # a finished tile in 16 bits, in subtiles; before that, c. Empty where nothing waits
     bias: Any  # of the tile's columns: a list, of one or of gate's and up's
     full: tk.Ring  # the stage to multiply next
     done: tk.Ring  # the stage to release next

@@ -1,5 +1,5 @@
-"""The shape of a float8 GEMM's kernel: what its code depends on. Which one a problem gets says ``fp8.plan``: a change
-there makes no kernel anew. Pure Python, no torch, no DSL."""
+"""The shape of a float8 GEMM's kernel: what its code depends on. Which one a problem gets says ``fp8.plan``.
+Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -124,10 +124,10 @@ class Fp8Config:
         return {"128x128": self.m + 32, "1x128": self.m + self.n}.get(spec.scale_b, 0)
 
     def shared_bytes(self, spec: Fp8Spec) -> int:
-        """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
+        """Shared memory of a block: stages, store buffers, semaphores, and what alignment may cost."""
         stage = (self.m + self.n) * STEP + 4 * self.scales(spec) + 16
-        panels = self.consumers * self.store_buffers * 64 * self.store_n(spec.out) * BYTES[spec.out]
-        return self.stages * stage + panels * (spec.store == "tma") + 256
+        buffers = self.consumers * self.store_buffers * 64 * self.store_n(spec.out) * BYTES[spec.out]
+        return self.stages * stage + buffers * (spec.store == "tma") + 256
 
     def check(self, spec: Fp8Spec) -> Fp8Config:
         """Self, if the kernel can take it for this spec.
@@ -197,8 +197,8 @@ def prefetches_scales(spec: Fp8Spec, config: Fp8Config) -> bool:
 
 
 def prefetches_bias(config: Fp8Config) -> bool:
-    """Is a tile's bias fetched before its products? Each panel of 32 columns waited for its own, 330 clocks. (With an
-    overlapped epilogue, under the first products. With wave sync, when the tile is written: 192 columns leave no
+    """Is a tile's bias fetched before its products? Each subtile of 32 columns waited for its own, 330 clocks. (With
+    an overlapped epilogue, under the first products. With wave sync, when the tile is written: 192 columns leave no
     registers.)"""
     return not config.wave_sync
 

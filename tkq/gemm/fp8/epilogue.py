@@ -104,11 +104,11 @@ OUTPUT_BARRIER = 8  # and one more for each further consumer
 
 
 class Epilogue:
-    """What becomes of a consumer's sums, panel by panel: scale, bias, activation, and to memory.
+    """What becomes of a consumer's sums, subtile by subtile: scale, bias, activation, and to memory.
 
-    ``store_buffers`` panels of a consumer's own in shared memory: its own named barrier twice a panel (written by all,
-    sent by one warp), none where each warp stores its own 16 rows; TMA's own count of stores under way for using a
-    buffer again."""
+    ``store_buffers`` of a consumer's own in shared memory: its own named barrier twice a subtile (written by all, sent
+    by one warp), none where each warp stores its own 16 rows; TMA's own count of stores in flight for using a buffer
+    again."""
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config, tiles: Tiles, operands):
         self.spec, self.config, self.tiles, self.operands = spec, config, tiles, operands
@@ -116,7 +116,7 @@ class Epilogue:
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
-        """The tile, panel by panel."""
+        """The tile, subtile by subtile."""
         x, spec = self.config, self.spec
         if const_expr(not prefetches_bias(x)):
             self.load_bias(g, u, t)
@@ -155,13 +155,13 @@ class Epilogue:
             tk.add_col(part, part, bias)
 
     def subtile_of(self, u, i):
-        """Panel i of a consumer's, as a view of its sums."""
+        """Subtile i of a consumer's, as a view of its sums."""
         x = self.config
         w, first = i * self.tiles.store_n // x.n, i * self.tiles.store_n % x.n
         return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.tiles.store_n)
 
     def place(self, t, i, wg):
-        """Where it lies in C: (row, column) in panels."""
+        """Where it lies in C: (row, column) in subtiles."""
         x = self.config
         each = x.n // self.tiles.store_n
         return t.row * (x.m // 64) + wg * x.m_subtiles + i // each, t.col * each + i % each

@@ -1,5 +1,5 @@
 """A, B, C and the scales of the float8 GEMM: which tiles a block takes, how a step of one comes into a stage, how a
-stage is multiplied, where C's panels go."""
+stage is multiplied, where C's subtiles go."""
 import cutlass
 
 from ... import tile as tk
@@ -19,7 +19,7 @@ class Matrices:
         self.spec, self.config, self.tiles, self.mm, self.mma = spec, config, tiles, tk.mm_ABt, tk.mma_ABt
 
     def prepare(self, g, s, al):
-        """What the roles share beside stages and panels: nothing."""
+        """What the roles share beside stages and store buffers: nothing."""
         return s
 
     # ---- which tile
@@ -77,7 +77,7 @@ class Matrices:
     # ---- out
 
     def store_subtile(self, g, subtile, t, at):
-        """at: (row, column) in panels."""
+        """at: (row, column) in subtiles."""
         tk.store_async(g.c, subtile, at)
 
 

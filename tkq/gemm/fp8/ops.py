@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.gemm import tuned
 from tkq.gemm.dense.plan import takes_counter
 from tkq.gemm.dense.spec import TMA_BYTES, fits_tma_store
-from tkq.gemm.fp8.plan import launch
+from tkq.gemm.fp8.plan import planned_kernel
 from tkq.gemm.fp8.spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.fp8.stored import CONFIGS
 from tkq.reference import fp8
@@ -167,7 +167,7 @@ def _launched(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, ac
 def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, bias=None, out_scale=None):
     """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
     blocks (at most; at least a cluster) instead of the plan's."""
-    recipe, planned = launch(spec, *c.shape, a.shape[1], arch.num_sms(a.device), config)
+    recipe, planned = planned_kernel(spec, *c.shape, a.shape[1], arch.num_sms(a.device), config)
     _kernel(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
                     0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
 
@@ -211,7 +211,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: several devices")
     device = arch.device(devices[0])
     arch.require_hopper(device)
-    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen(CONFIGS, spec, (m, n, k), device))
+    recipe, blocks = planned_kernel(spec, m, n, k, arch.num_sms(device), tuned.chosen(CONFIGS, spec, (m, n, k), device))
     return _kernel(recipe), blocks, m, n, spec.scale_b != "tensor"
 
 

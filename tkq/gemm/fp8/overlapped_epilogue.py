@@ -27,8 +27,8 @@ class OverlappedConsumer:
       time      ->
       consumer    |k0 .. kn|finish|k0 + store 0|k1 + store 1|k2 + store 2|k3 + store 3|k4 .. kn|finish|
 
-    finish scales the sums, adds the bias, and rounds them, in registers. An activation is computed with its panel, or a
-    half of it under each of two steps: the product is rounded before and after it, as where both are calls of their
+    finish scales the sums, adds the bias, and rounds them, in registers. An activation is computed with its subtile, or
+    a half of it under each of two steps: the product is rounded before and after it, as where both are calls of their
     own. The other consumer, ``stagger_stages`` stages apart, multiplies.
 
     Of groups it has two orders, each with its own cursor in their table: of the tile that it multiplies, and of the one
@@ -93,7 +93,7 @@ class OverlappedConsumer:
 
     @cute.jit
     def write_under(self, g, s: Constexpr, u: Constexpr, pending: Constexpr, t, last, number, wg):
-        """The tile before, a panel or a half of one under each of this one's first steps of K, as far as it has as
+        """The tile before, a subtile or a half of one under each of this one's first steps of K, as far as it has as
         many. Returns the next step."""
         steps = self.operands.steps(g, t)
         before = self.operands.tile(g, s, last, cutlass.max(number - last.workers(), 0))
@@ -115,7 +115,7 @@ class OverlappedConsumer:
             self.put(g, s, pending.subtiles[i], t, i, wg)
 
     def activate(self, pending, i, piece, pieces):
-        """A piece of panel i, where there is an activation, in its place: in registers of its own it would spill."""
+        """A piece of subtile i, where there is an activation, in its place: in registers of its own it would spill."""
         if self.spec.activation is not None:
             width = self.tiles.store_n // pieces
             part = tk.columns(pending.subtiles[i], piece * width, width)

@@ -16,21 +16,22 @@ class TilePair:
     """From one tile to the next."""
 
     tile: Tile  # whose sums begin
-    before: Tile  # the last panels of which are in the sums yet
+    before: Tile  # the last epilogue subtiles of which are in the sums yet
     any: Boolean  # is there one?
 
 
 class OverlappedPromotionConsumer:
-    """A consumer of promoted sums. A tile's last ``overlap_epilogue`` panels stay where they are, in the sums,
-    until the next tile's first products come out to take their place. In quarters, of eight panels seven, for example:
+    """A consumer of promoted sums. A tile's last ``overlap_epilogue`` subtiles stay where they are, in the sums,
+    until the next tile's first products come out to take their place. In quarters, of eight subtiles seven, for
+    example:
 
       time           ->
       tensor cores  .. |       |x0           |y0          |z0          |w0          |x1 ..
-      consumer      .. |panel 0|panels 1 .. 3|panels 4, 5 |panel 6     |panel 7     |promote x1 ..
+      consumer      .. |store 0|stores 1 .. 3|stores 4, 5 |store 6     |store 7     |promote x1 ..
                                               promote x0   promote y0 ..
 
-    y0 is issued when panel 3 is out, in halves before the first (``Fp8Config.stores_before_product``): an activation is
-    as quick as it has registers. Sums begin with the bias instead of zero, in the same step: no additions. It is
+    y0 is issued when subtile 3 is out, in halves before the first (``Fp8Config.stores_before_product``): an activation
+    is as quick as it has registers. Sums begin with the bias instead of zero, in the same step: no additions. It is
     fetched under the first products and costs 0.5 % of 4096^3 so, 1.5 % if it is fetched before, between tiles.
     """
 
@@ -38,7 +39,7 @@ class OverlappedPromotionConsumer:
         """Of a ``PipelinedPromotion``, an ``Epilogue`` and a ``Stagger``."""
         self.mainloop, self.epilogue, self.stagger = mainloop, epilogue, stagger
         self.spec, self.config, self.operands = epilogue.spec, epilogue.config, epilogue.operands
-        # the first panel that stays
+        # the first subtile that stays
         self.first_pending = self.config.n_stores(self.spec.out) - self.config.overlap_epilogue
 
     @cute.jit

@@ -11,8 +11,8 @@ from .config import STEP, Fp8Config, can_overlap_epilogue
 from .small_m_config import SmallMFp8Config
 from .spec import BYTES, Fp8Spec
 
-MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
-L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
+MACS = 4096  # a clock and SM: the tensor cores, 8-bit operands
+L2 = 42  # bytes a clock and SM: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
 PIPELINED = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
@@ -49,7 +49,7 @@ SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages
 
 
 def table(spec: Fp8Spec) -> tuple:
-    """The tiles for more than a few rows."""
+    """The tiles, but for ``SMALL``."""
     return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scale_b == "128x128" else PROMOTED
 
 
@@ -122,7 +122,8 @@ def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
 
 
 def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
-    """Of A and B, that a round of tiles reads: ``group`` columns of clusters' tiles, and as many rows as it has."""
+    """Of A and B, that a wave of tiles reads: ``raster_group`` columns of clusters' tiles, and as many rows as it
+    has."""
     down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
     cols = min(config.raster_group, tiles(config, M, N)[1])
     rows = -(-(num_sms // config.cluster) // cols)
@@ -130,19 +131,19 @@ def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
 
 
 def configure_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """How results go out. Of an activation that takes longer than a step, a quarter of a panel's under each; with a
-    pipelined promotion, ``pending_panels`` under the next one's first step. (With wave sync neither that nor
+    """How results go out. Of an activation that takes longer than a step, a quarter of a subtile's under each; with
+    a pipelined promotion, ``pending_stores`` under the next one's first step. (With wave sync neither that nor
     store_per_warp was timed.)"""
     may_wait = can_overlap_epilogue(spec, config) and config.store_n(spec.out) > 0 and not config.wave_sync
     if config.promotion_unroll:
-        pending = pending_panels(config, spec) if may_wait else 0
+        pending = pending_stores(config, spec) if may_wait else 0
         return replace(config, overlap_epilogue=pending, store_per_warp=may_wait)
     if config.overlap_epilogue and spec.activation not in (None, "relu"):
         return replace(config, overlap_epilogue=4, store_per_warp=may_wait)
     return config
 
 
-def pending_panels(config: Fp8Config, spec: Fp8Spec) -> int:
+def pending_stores(config: Fp8Config, spec: Fp8Spec) -> int:
     """How many of a tile are stored under the next one. Most: with more of them some epilogues spill. Of quarters at
     4096^3, times torch's speed: seven of eight 1.063 and six 1.060, with gelu 1.023 and five 1.020; with silu six,
     1.022. Of fp16, which would show that silu's error, none: the exact one has 1.012, waiting 1.009
@@ -164,7 +165,7 @@ def cluster_is_useful(config: Fp8Config, M: int, N: int) -> bool:
 
 
 def fit_to_spec(config: Fp8Config | SmallMFp8Config, spec: Fp8Spec) -> Fp8Config | SmallMFp8Config:
-    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows is
+    """The configuration with as many stages as this spec's output and scales leave room for; one for small M is
     checked, and stays what it is."""
     if isinstance(config, SmallMFp8Config):
         return config.check(spec)
@@ -173,7 +174,7 @@ def fit_to_spec(config: Fp8Config | SmallMFp8Config, spec: Fp8Spec) -> Fp8Config
     if config.promotion_unroll and not spec.pipelines_promotion:
         config = replace(config, promotion_unroll=0, split=1, store_row_bytes=128, overlap_epilogue=0,
                          store_per_warp=False)
-    if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a panel, are too many registers
+    if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a subtile, are too many registers
         config = replace(config, store_row_bytes=min(config.store_row_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
@@ -181,8 +182,8 @@ def fit_to_spec(config: Fp8Config | SmallMFp8Config, spec: Fp8Spec) -> Fp8Config
                    store_per_warp=config.store_per_warp and spec.store == "tma").check(spec)
 
 
-def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
-           config: Optional[Fp8Config | SmallMFp8Config] = None):
+def planned_kernel(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
+                   config: Optional[Fp8Config | SmallMFp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's. 0 blocks: as many as the
     sizes make."""
     config = config.check(spec) if config else plan(spec, M, N, K, num_sms)

@@ -1,4 +1,4 @@
-"""c = activation((a * scale_a) @ (b * scale_b) + bias) for few rows of A: ``SmallMGemm`` in float8."""
+"""c = activation((a * scale_a) @ (b * scale_b) + bias) for small M: ``SmallMGemm`` in float8."""
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 

@@ -15,8 +15,8 @@ from .config import STEP, Fp8Config, prefetches_scales
 @dataclass(frozen=True)
 class Tiles:
     """The types of the tiles in shared memory. a, b: a step's, as they are loaded; a_part, b_part: what they consist of
-    in a stage. c: what one store takes, None without TMA; a panel of C, 64 rows of ``store_n`` columns, goes out in
-    ``stores`` of them."""
+    in a stage. c: what one store takes, None without TMA; an epilogue subtile, 64 rows of ``store_n`` columns of C,
+    goes out in ``stores`` of them."""
 
     a: tk.st
     b: tk.st
@@ -66,7 +66,7 @@ class Tile:
 class Shared:
     a: tk.SharedTile  # a ring of stages, each of m / 64 tiles of 64 rows
     b: tk.SharedTile  # a ring of stages, each of ``split`` tiles
-    c: Any  # ``panels`` tiles for each consumer; where warps store by themselves, each in four of 16 rows
+    c: Any  # ``store_buffers`` tiles for each consumer; where warps store by themselves, each in four of 16 rows
     scales: Any  # (a's and b's of a step, stages)
     pipe: tk.Pipe
 

@@ -52,7 +52,7 @@ def tiles_of(spec: GroupedSpec, config: Fp8Config) -> Tiles:
 
 
 class Groups:
-    """Which tiles a block takes, how a stage is loaded and multiplied, where C's panels go: ``fp8.matrices.Matrices``
+    """Which tiles a block takes, how a stage is loaded and multiplied, where C's subtiles go: ``fp8.matrices.Matrices``
     of many products.
 
     Along M, A's tile begins at its group's first row and may go on into the next group: rows that are not stored. C's
@@ -100,7 +100,7 @@ class Groups:
     # ---- device: which tile ------------------------------------------------------------------------
 
     def prepare(self, g, s, al) -> Shared:
-        """Beside stages and panels, the table."""
+        """Beside stages and store buffers, the table."""
         if const_expr(self.config.pdl):  # offsets may be what the kernel before writes
             cute.arch.griddepcontrol_wait()
         begins, counts = (al.vector(MOST_GROUPS + 1, dtype=Int32)[None, 0] for _ in range(2))

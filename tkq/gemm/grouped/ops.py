@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from tkq.gemm import tuned
 from tkq.gemm.dense.spec import TMA_BYTES
-from tkq.gemm.grouped.spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
+from tkq.gemm.grouped.plan import plan, recipe
+from tkq.gemm.grouped.spec import HALF, MOST_GROUPS, GroupedSpec, granularity, shapes_allowed
 from tkq.gemm.grouped.stored import CONFIGS
 from tkq.reference import grouped
 from tkq.runtime import arguments, function

@@ -1,12 +1,8 @@
-"""What a caller of the grouped GEMM asked for, and the shape of its kernel. Pure Python, no torch, no DSL."""
-from dataclasses import dataclass, replace
+"""What a caller of the grouped GEMM asked for. Pure Python, no torch, no DSL."""
+from dataclasses import dataclass
 from typing import Optional
 
-from ...granularity import PRODUCTS, pair_name
-from ...runtime.compile.expectation import REGISTER_FILE, Expectation
-from ...runtime.compile.recipe import Recipe, Shipped
-from ..dense.config import SHARED_BYTES
-from ..fp8.config import Fp8Config, can_overlap_epilogue
+from ...granularity import PRODUCTS
 from ..fp8.spec import BYTES, FP8
 
 HALF = ("bf16", "fp16")
@@ -78,88 +74,6 @@ class GroupedSpec:
     def step(self) -> int:
         """Of K in a stage: a swizzle of 128 bytes."""
         return 128 // BYTES.get(self.a, 2)
-
-
-# Beside the table of groups, a fourth stage has room only where panels are half as wide.
-FAST = (
-    Fp8Config(raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
-    Fp8Config(cluster=1, raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
-    Fp8Config(n=128, stages=6, cluster=1),
-    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, stagger_stages=0),
-)
-PROMOTED = (
-    Fp8Config(n=192, stages=4, store_buffers=1, raster_group=16, pdl=True),
-    Fp8Config(n=192, stages=4, store_buffers=1, cluster=1, raster_group=16, pdl=True),
-    Fp8Config(n=128, stages=5, cluster=1),
-    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, stagger_stages=0),
-)
-
-
-def plan(spec: GroupedSpec, M: int, N: int, G: int, num_sms: int) -> Fp8Config:
-    """The configuration for groups of M / G rows in the mean: what they will be is known on the device alone.
-
-    Tiles of 128 rows waste 64 of a group in the mean, and a cluster of two on top of each other more. Small ones where
-    few tiles would leave processors idle."""
-    table = PROMOTED if spec.promote else FAST
-    if spec.along == "m" and M <= 64 * G:
-        return fit_to_spec(table[-1], spec)
-    group, tiles = (M // G, -(-M // 128) + G // 2) if spec.along == "m" else (M, -(-M // 128) * G)
-    for config in table[:-2]:
-        down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
-        if 128 * (down - 1) < group and config.n * (right - 1) < N and tiles * -(-N // config.n) >= num_sms:
-            return fit_to_spec(config, spec)
-    return fit_to_spec(table[-2], spec)
-
-
-def shared_bytes(config: Fp8Config, spec: GroupedSpec) -> int:
-    """The dense kernel's, and the table of groups."""
-    return config.shared_bytes(spec) + 4 * (2 * MOST_GROUPS + 4)
-
-
-def fit_to_spec(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
-    """With as many stages as there is room for; as the dense kernel's rules have it."""
-    while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
-        config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
-    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not spec.masked else 0
-    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, wave_sync=0,
-                   pdl=config.pdl and not spec.masked).check(spec)
-
-
-def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
-    return Recipe("tkq.gemm.grouped.kernel:GroupedGemm", (spec, config))
-
-
-def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
-    """As the dense kernel's."""
-    parts = config.m_subtiles * config.split
-    wanted = ["UTMALDG", "USETMAXREG", "UTMASTG"] + ["LDGSTS"] * spec.per_step
-    steps = (1 if spec.promote
-             else 2 + config.overlap_epilogue * config.m_subtiles * config.n // config.store_n(spec.out))
-    return Expectation(tensor=4 * parts * steps, waits_per_mma=0.5, instructions=tuple(wanted),
-                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
-                       smem=shared_bytes(config, spec) + 2048)
-
-
-def shipped() -> list[Shipped]:
-    """Every tile with every kind of operands."""
-    specs = [GroupedSpec(), GroupedSpec(b_major="n"), GroupedSpec("k", b_major="n"), GroupedSpec(out="fp32"),
-             GroupedSpec("k", out="fp32", b_major="n"), GroupedSpec("m", "fp16", "fp16", "fp16"),
-             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row", "row"),
-             GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"),
-             GroupedSpec("k", "e4m3", "e4m3", "fp32", "row", "row"),
-             GroupedSpec("k", "e4m3", "e4m3", "bf16", "1x128", "1x128"),
-             GroupedSpec("k", "e5m2", "e4m3", "bf16", "row", "row"),
-             GroupedSpec("k", "e4m3", "e4m3", "fp32", "1x128", "1x128")]
-    found = []
-    for spec in specs:
-        for i, tile in enumerate(PROMOTED if spec.promote else FAST):
-            config = fit_to_spec(tile, spec)
-            types = spec.a if spec.a == spec.b else f"{spec.a}_{spec.b}"
-            name = f"grouped_gemm_{spec.along}_{types}_{spec.out}_{pair_name(spec)}_{spec.b_major}_{config.name}"
-            # the largest tile, but along K of bf16 a small one: the large one is written as along M
-            quick = spec in (specs[0], specs[7], specs[9]) if i == 0 else spec == specs[2] and tile is FAST[2]
-            found.append(Shipped(name, recipe(spec, config), expectation(spec, config), quick))
-    return found
 
 
 def granularity(along: str, sizes: tuple, scale_a: tuple, scale_b: tuple) -> Optional[tuple[str, str]]:

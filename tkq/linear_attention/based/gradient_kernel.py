@@ -9,9 +9,9 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.based import chain, features
+from tkq.linear_attention.based.config import GradientConfig
 from tkq.linear_attention.based.layout import COLUMNS, FIRST, MOMENTS
 from tkq.linear_attention.based.moments import Moments
-from tkq.linear_attention.based.plan import GradientConfig
 from tkq.linear_attention.based.spec import FEATURE_DIM, GradientSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.runtime.compile import fake

@@ -9,9 +9,9 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.based import features
+from tkq.linear_attention.based.config import BasedConfig
 from tkq.linear_attention.based.held import add_held, put_held
 from tkq.linear_attention.based.layout import COLUMNS, FIRST, HELD_MOMENTS, HELD_STATE
-from tkq.linear_attention.based.plan import BasedConfig
 from tkq.linear_attention.based.spec import FEATURE_DIM, BasedSpec
 from tkq.linear_attention.based.sums import Sums
 from tkq.linear_attention.config import CHUNK

@@ -1,21 +1,10 @@
 """Which configuration a launch of Based gets, and in how many segments sequences are cut."""
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tkq.linear_attention.based.config import BasedConfig, GradientConfig
 from tkq.linear_attention.config import CHUNK
 
 SHORTEST = 8  # chunks of a segment at least
-
-
-@dataclass(frozen=True)
-class BasedConfig:
-    """stages: chunks of q, k and v that are loaded ahead. ahead: chunks whose features and scores are. registers: of a
-    thread of the producer, of the features' warpgroup and of the state's."""
-
-    stages: int = 4
-    ahead: int = 3
-    registers: tuple = (24, 232, 240)
 
 
 def plan(spec) -> BasedConfig:
@@ -30,17 +19,6 @@ def segments(blocks: int, tokens: int, multiprocessors: int) -> int:
     if not blocks or 2 * blocks > multiprocessors:
         return 1
     return max(1, min(multiprocessors // blocks, chunks // SHORTEST))
-
-
-@dataclass(frozen=True)
-class GradientConfig:
-    """As `BasedConfig`. states: chunks whose states are ahead. registers: of a thread of the producer, and of the
-    features', the state's and the gradients' warpgroup."""
-
-    stages: int = 3
-    ahead: int = 2
-    states: int = 2
-    registers: tuple = (24, 104, 152, 232)
 
 
 def gradient_plan(spec) -> GradientConfig:

@@ -2,9 +2,8 @@
 from dataclasses import replace
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
 from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import plan, query_plan
+from tkq.linear_attention.hedgehog.plan import key_plan, plan, query_plan, window_plan
 from tkq.linear_attention.hedgehog.spec import PARTS, GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -50,7 +49,7 @@ def expectation(spec: HedgehogSpec) -> Expectation:
 
 def of_window(spec: WindowSpec) -> Expectation:
     """Products of scores and of what do gives, of two chunks each; of gradients of queries, keys and values."""
-    few, *others = WindowConfig().registers
+    few, *others = window_plan(spec).registers
     return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16,
                        instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
 
@@ -67,7 +66,7 @@ def of_queries(spec: GradientSpec) -> Expectation:
 def of_keys(spec: GradientSpec) -> Expectation:
     """A side's: the state's part, scores, dp; what the state takes up. Of rows: dv, of both sides' features and of two
     chunks' weights; dk, of both dy and of two chunks' queries; the map's gradient, of both dy."""
-    few, some, many = KeyConfig().registers
+    few, some, many = key_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     return Expectation(tensor=3 * columns + 11 * tokens, instructions=LOADS,
                        local_memory=SPILLED * (spec.head_dim == 128), roles=((few, 1), (some, 2), (many, 1)))

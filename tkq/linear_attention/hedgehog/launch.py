@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import KeyConfig, WindowConfig
-from tkq.linear_attention.hedgehog.plan import plan, query_plan, segments
+from tkq.linear_attention.hedgehog.plan import key_plan, plan, query_plan, segments, window_plan
 from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -103,7 +102,7 @@ def _function(x, what, recipe_of):
 
 def window_recipe(spec: WindowSpec) -> Recipe:
     """The kernel's of the window's part of the gradients."""
-    return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, WindowConfig()))
+    return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, window_plan(spec)))
 
 
 class Window(NamedTuple):
@@ -185,7 +184,7 @@ def query_gradients(given: OfQueries) -> Queries:
 
 def keys_recipe(spec: GradientSpec) -> Recipe:
     """The kernel's of the gradients of keys and values."""
-    return Recipe("tkq.linear_attention.hedgehog.key_kernel:KeyGradients", (spec, KeyConfig()))
+    return Recipe("tkq.linear_attention.hedgehog.key_kernel:KeyGradients", (spec, key_plan(spec)))
 
 
 class OfKeys(NamedTuple):

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import HedgehogConfig, QueryConfig
-from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec
+from tkq.linear_attention.hedgehog.config import HedgehogConfig, KeyConfig, QueryConfig, WindowConfig
+from tkq.linear_attention.hedgehog.spec import GradientSpec, HedgehogSpec, WindowSpec
 
 
 def plan(spec: HedgehogSpec) -> HedgehogConfig:
@@ -12,9 +12,19 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
     return HedgehogConfig(groups, (24, 232, 240) if groups == 1 else (24, 136, 176))
 
 
+def window_plan(spec: WindowSpec) -> WindowConfig:
+    """The same for all."""
+    return WindowConfig()
+
+
 def query_plan(spec: GradientSpec) -> QueryConfig:
     """Sums of 64 columns leave registers for the sides."""
     return QueryConfig() if spec.head_dim == 2 * CHUNK else QueryConfig((40, 176, 120))
+
+
+def key_plan(spec: GradientSpec) -> KeyConfig:
+    """The same for all."""
+    return KeyConfig()
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many

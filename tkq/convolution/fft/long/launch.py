@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from tkq.convolution.fft.long.config import LongConfig
+from tkq.convolution.fft.long.plan import column_plan, row_plan
 from tkq.convolution.fft.long.spec import COLS, SEGMENT, ColumnSpec, LargestSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.plan import SMS
 from tkq.convolution.fft.tensors import Given, aligned, filter_of, launcher
@@ -19,12 +19,9 @@ WORKSPACE = 256 << 20  # bytes, of what lies between passes: as many heads at a 
 def column_recipe(spec: ColumnSpec, back: bool) -> Recipe:
     if spec.radix_first:
         kernel = "radix_first_back:RadixFirstBack" if back else "radix_first:RadixFirstColumns"
-        return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, LongConfig(2 if spec.tile_bytes <= 65536 else 1)))
-    kernel = "back:ColumnsBack" if back else "columns:Columns"
-    config = LongConfig(2, 2)
-    if spec.radix == 4:
-        config = LongConfig(2 if back and spec.dtype == "fp32" else 3)
-    return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, config))
+    else:
+        kernel = "back:ColumnsBack" if back else "columns:Columns"
+    return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, column_plan(spec, back)))
 
 
 def largest_recipe(spec: LargestSpec) -> Recipe:
@@ -33,8 +30,7 @@ def largest_recipe(spec: LargestSpec) -> Recipe:
 
 def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
     kernel = "RowsGradient" if gradient else "Rows"
-    config = LongConfig(1 if spec.split else 2 if gradient else 3)
-    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, config))
+    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, row_plan(spec, gradient)))
 
 
 def forward(g: Given, conjugate: bool, dtype: torch.dtype | None = None) -> Tensor:

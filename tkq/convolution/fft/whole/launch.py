@@ -7,18 +7,17 @@ import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
+from tkq.convolution.fft.plan import SMS, WHOLE
 from tkq.convolution.fft.spec import FftSpec
 from tkq.convolution.fft.tensors import launcher, vector_of
 from tkq.runtime import Recipe
 
-SMS = 132
-CONFIG = FftConfig(4)
 SPECTRUM = 128 << 10  # bytes, of a sequence
 WORKSPACE = 512 << 20  # bytes, of spectra: a launch has some 15 sequences for each SM, or 16
 TAPS = Recipe("tkq.convolution.fft.whole.taps:FilterTaps", ())
 
 
-def recipe(spec: FftSpec, config: FftConfig = CONFIG) -> Recipe:
+def recipe(spec: FftSpec, config: FftConfig = WHOLE) -> Recipe:
     """Of the convolution, which finds in the filter's spectrum whether that is mirrored."""
     spec = dataclasses.replace(spec, conjugate=False)
     return Recipe("tkq.convolution.fft.whole.kernel:WholeSequence", (spec, config))
@@ -41,7 +40,7 @@ def spectra(taps: Tensor, mirrored: bool) -> tuple[Tensor, Tensor]:
 
 def kept_recipe(spec: FftSpec) -> Recipe:
     """Of the spectra of sequences, where these alone are asked for."""
-    return Recipe("tkq.convolution.fft.whole.spectra:WholeSpectra", (spec, CONFIG))
+    return Recipe("tkq.convolution.fft.whole.spectra:WholeSpectra", (spec, WHOLE))
 
 
 def gradient_recipe(spec: FftSpec) -> Recipe:
