@@ -236,13 +236,15 @@ def backward_seamless():
 
 
 def split():
-    """Segments of more chunks than stages: states alone, combined, and outputs; with transfers, which are matrices."""
+    """Segments of more chunks than stages: states alone, combined, and outputs, also of two heads a block; with
+    transfers, which are matrices."""
     from tests.gpu.linear_attention import test_split as cases
 
     q, k, v, g = cases.make(1, 900, 1, 2, 64, 64, "token")
-    for given in (cases.Given(q, k, v, g, initial=cases.state_of(v), final=torch.float32),
-                  cases.Given(q, k, v, g, cases.beta_of(v), cases.state_of(v), torch.float32)):
-        same_bits(lambda given=given: [x for x in cases.check(given, 2) if x is not None])
+    plain = cases.Given(q, k, v, g, initial=cases.state_of(v), final=torch.float32)
+    delta = cases.Given(q, k, v, g, cases.beta_of(v), cases.state_of(v), torch.float32)
+    for given, more in ((plain, {}), (plain, dict(groups=2, heads=2)), (delta, {})):
+        same_bits(lambda given=given, more=more: [x for x in cases.check(given, 2, **more) if x is not None])
 
 
 def delta_blocks():
