@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.backward import plan as backward_plan
-from tkq.attention.backward import tile_scheduler
+from tkq.attention.backward import catalog, tile_scheduler
 from tkq.attention.backward.dq_ordered import OrderedDq
 from tkq.attention.backward.dq_ordered_registers import OrderedDqFromRegisters
 from tkq.attention.backward.helper_warps import ConvertHelperWarps, SendersAlone
@@ -343,6 +342,6 @@ def test_a_limit_on_the_left_is_refused():
 
 
 def test_it_is_shipped():
-    found = [k for k in backward_plan.shipped() if k.recipe.args[1].ordered]
+    found = [k for k in catalog.shipped() if k.recipe.args[1].ordered]
     assert {(k.recipe.args[0].dtype, k.recipe.args[0].width) for k in found} == {
         (dtype, width) for dtype in ("bf16", "fp16") for width in WIDTHS}

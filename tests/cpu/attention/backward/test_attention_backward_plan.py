@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tune.attention_backward import VARIANTS, variants
+from tkq.attention.backward.catalog import shipped
 from tkq.attention.backward.config import SHARED_BYTES, BackwardConfig
-from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan, shipped
+from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan
 from tkq.attention.backward.preprocess import COUNTERS
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.forward.plan import length_class
