@@ -13,7 +13,9 @@ MUTANTS = (
     *family(
         "conv", "tkq/convolution/forward.py",
         ("window_of_the_group_before", "put(window, i, rows[n + i])", "put(window, i, rows[i])", NUMERICS),
-        ("rest_of_a_run_left_out", "if whole < end:", "if whole > end:", NUMERICS),
+        ("rest_of_a_run_left_out", "if whole < end:", "if whole > end:", NUMERICS)),
+    *family(
+        "conv", "tkq/convolution/along_channels.py",
         ("states_of_the_first_sequence",
          "put(window, i, state_column(g.state, (batch, channel), V)(t + kernel.taps.ahead))",
          "put(window, i, state_column(g.state, (0, channel), V)(t + kernel.taps.ahead))", STATES)),

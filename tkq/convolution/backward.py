@@ -7,9 +7,20 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.along_channels import (
+    Runs,
+    before,
+    blocks,
+    normed_of,
+    packed_of,
+    place_of,
+    put,
+    rows_of,
+    unpacked,
+    vectors_of,
+)
 from tkq.convolution.config import WARP
-from tkq.convolution.forward import before, blocks, normed_of, packed_of, place_of, put, unpacked, vectors_of
-from tkq.convolution.sequences import Sequence, of_spec
+from tkq.convolution.sequences import of_spec
 from tkq.convolution.taps import Taps, column, fma, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
@@ -60,22 +71,18 @@ class ChannelBackward:
         self.spec, self.config = spec, config
         self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
         self.sequences = of_spec(spec, self.lanes)
+        self.runs = Runs(spec, self.sequences, self.walk)
 
     def fake_arguments(self):
         """Compiled for any sizes, x, dy and dx of any strides but the last."""
         spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
         C = fake.sym(divisibility=spec.vector)
-        x, dy, dx = (self._rows(B, S, C) for _ in range(3))
+        x, dy, dx = (rows_of(spec, B, S, C) for _ in range(3))
         align = min(16, 4 * spec.vector)
         parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=align) if spec.of_weights else None
         operands = Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), dy, dx if spec.of_x else None, parts,
                             normed_of(spec))
         return x, operands, Int32(0)
-
-    def _rows(self, B, S, C):
-        v = self.spec.vector
-        return fake.tensor(self.spec.dtype, (B, S, C), (fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1),
-                           align=v * self.dtype.width // 8)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
@@ -86,24 +93,9 @@ class ChannelBackward:
     def kernel(self, g: Given):
         self.thread(*place_of(self.config), g)
 
-    @cute.jit
     def thread(self, column, part, batch, g: Given):
         """What one thread does: the tests run it on a CPU, one after the other. column: of vectors; part: of runs."""
-        _, S, C = g.x.shape
-        channel, first = column * self.spec.vector, part * g.run
-        if first < S:
-            of = Sequence(Int32(0), Int32(0), S)
-            if const_expr(g.cu is not None):
-                of = self.sequences.find(g.cu, batch, first, S)
-            if const_expr(self.spec.head):
-                if column // WARP * WARP * self.spec.vector < g.normed:  # some of the warp's: the others do without
-                    self.walk(channel, part, batch, of, g, True)
-                else:
-                    if channel < C:
-                        self.walk(channel, part, batch, of, g)
-            else:
-                if channel < C:
-                    self.walk(channel, part, batch, of, g)
+        self.runs.visit(column, part, batch, g)
 
     @cute.jit
     def walk(self, channel, part, batch, of, g: Given, normed: cutlass.Constexpr = False):

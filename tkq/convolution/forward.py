@@ -7,8 +7,20 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.along_channels import (
+    Runs,
+    before,
+    blocks,
+    normed_of,
+    packed_of,
+    place_of,
+    put,
+    rows_of,
+    unpacked,
+    vectors_of,
+)
 from tkq.convolution.config import WARP
-from tkq.convolution.sequences import Sequence, of_spec
+from tkq.convolution.sequences import of_spec
 from tkq.convolution.taps import Taps, column, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
@@ -54,18 +66,14 @@ class ChannelForward:
         self.spec, self.config = spec, config
         self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
         self.sequences = of_spec(spec, self.lanes)
+        self.runs = Runs(spec, self.sequences, self.walk)
 
     def fake_arguments(self):
         """Compiled for any sizes, x and y of any strides but the last."""
         spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
         C = fake.sym(divisibility=spec.vector)
-        x, y = (self._rows(B, S, C) for _ in range(2))
+        x, y = (rows_of(spec, B, S, C) for _ in range(2))
         return x, Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), y, normed_of(spec)), Int32(0)
-
-    def _rows(self, B, S, C):
-        v = self.spec.vector
-        return fake.tensor(self.spec.dtype, (B, S, C), (fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1),
-                           align=v * self.dtype.width // 8)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
@@ -76,28 +84,14 @@ class ChannelForward:
     def kernel(self, g: Given):
         self.thread(*place_of(self.config), g)
 
-    @cute.jit
     def thread(self, column, part, batch, g: Given):
         """What one thread does: the tests run it on a CPU, one after the other. column: of vectors; part: of runs."""
-        _, S, C = g.x.shape
-        channel, first = column * self.spec.vector, part * g.run
-        if first < S:
-            of = Sequence(Int32(0), Int32(0), S)
-            if const_expr(g.cu is not None):
-                of = self.sequences.find(g.cu, batch, first, S)
-            if const_expr(self.spec.head):
-                if column // WARP * WARP * self.spec.vector < g.normed:  # some of the warp's: the others do without
-                    self.walk(channel, first, batch, of, g, True)
-                else:
-                    if channel < C:
-                        self.walk(channel, first, batch, of, g)
-            else:
-                if channel < C:
-                    self.walk(channel, first, batch, of, g)
+        self.runs.visit(column, part, batch, g)
 
     @cute.jit
-    def walk(self, channel, first, batch, of, g: Given, normed: cutlass.Constexpr = False):
+    def walk(self, channel, part, batch, of, g: Given, normed: cutlass.Constexpr = False):
         n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
+        first = part * g.run
         end = cutlass.min(first + g.run, g.x.shape[1])
         taps = self.taps.of(g, channel, normed)
         at = column(g.x, batch, channel), column(g.y, batch, channel)
@@ -158,69 +152,3 @@ class ChannelForward:
         found = [activations.silu(x) for x in found] if self.spec.silu else found
         found = found if norm is None else norm.forward(found)
         vectors.store(vectors.packed(found, self.dtype), y)
-
-
-@cute.jit
-def before(kernel, window, i: cutlass.Constexpr, place, at, g):
-    """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first one.
-    Of packed sequences what is before the sequence is not looked at. at: x's column."""
-    batch, t, channel = place
-    V = kernel.spec.vector
-    if t >= 0:
-        put(window, i, vectors.wide(vectors.load(row(g.x, at, t, V))))
-    else:
-        if const_expr(g.state is None or g.cu is not None):
-            put(window, i, [Float32(0.0)] * V)
-        else:
-            put(window, i, state_column(g.state, (batch, channel), V)(t + kernel.taps.ahead))
-
-
-def blocks(kernel, x, run):
-    """The grid: columns of vectors, runs of tokens, sequences."""
-    B, S, C = x.shape
-    return [cute.ceil_div(C, WARP * kernel.spec.vector), cute.ceil_div(cute.ceil_div(S, run), kernel.config.warps), B]
-
-
-def place_of(config):
-    """(column of vectors, run, sequence) of a thread."""
-    block, part, batch = cute.arch.block_idx()
-    warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-    return block * WARP + tk.lane_id(), part * config.warps + warp, batch
-
-
-def unpacked(rows, n, vector):
-    """n rows of `vector` numbers, as lists."""
-    return [[rows[i * vector + e] for e in range(vector)] for i in range(n)]
-
-
-def put(rows, i, values):
-    """Row i of a register tensor."""
-    for e, value in enumerate(values):
-        rows[i * len(values) + e] = value
-
-
-def vectors_of(spec, C):
-    """(weight, bias) for the compiler."""
-    width, align = tk.element_type(spec.weight).width // 8, 16
-    if spec.width * spec.vector * width % 16:
-        align = width
-    bias = spec.bias and fake.tensor(spec.bias, (C,), align=tk.element_type(spec.bias).width // 8)
-    return fake.tensor(spec.weight, (C, spec.width), align=align), bias
-
-
-def packed_of(spec, size, N):
-    """(state, cu) for the compiler, the state of any strides. size: (B, S, C)."""
-    state = cu = None
-    if spec.state:
-        strides = tuple(fake.sym64() for _ in range(3))
-        align = tk.element_type(spec.state).width // 8
-        state = fake.tensor(spec.state, (N, size[2], spec.width - 1), strides, align=align)
-    if spec.packed:
-        shape = size[:2] if spec.numbers else (fake.sym(),)
-        cu = fake.tensor(spec.packed, shape, align=8 if spec.packed == "int64" else 4)
-    return state, cu
-
-
-def normed_of(spec):
-    """The number of normed channels for the compiler."""
-    return Int32(0) if spec.head else None
