@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tkq.attention.common.refusals import DTYPES, PACKS
 from tkq.attention.forward.catalog import shipped
 from tkq.attention.forward.config import SHARED_BYTES, AttentionConfig
 from tkq.attention.forward.plan import LENGTHS, PACK_ROWS, fitted, length_class, pack_of, plan
-from tkq.attention.forward.spec import DTYPES, HEAD_DIMS, PACKS, WIDTHS, AttentionSpec, width
+from tkq.attention.forward.spec import HEAD_DIMS, WIDTHS, AttentionSpec, width
 
 SPECS = st.builds(
     AttentionSpec, dtype=st.sampled_from(DTYPES), head_dim=st.sampled_from(HEAD_DIMS), causal=st.booleans(),

@@ -12,8 +12,9 @@ import tkq
 from tests.helpers.emulation.wide_ring import Ring
 from tkq import reference
 from tkq.attention import kernels
+from tkq.attention.common.refusals import DTYPES, PACKS
 from tkq.attention.forward.config import SHARED_BYTES
-from tkq.attention.forward.spec import DTYPES, PACKS, AttentionSpec
+from tkq.attention.forward.spec import AttentionSpec
 from tkq.attention.wide.backward import plan as backward_plan
 from tkq.attention.wide.backward.catalog import shipped as backward_shipped
 from tkq.attention.wide.backward.spec import WideBackwardSpec

@@ -1,7 +1,7 @@
 """What a caller of attention's backward asked for: the part that decides which code is compiled."""
 from dataclasses import dataclass
 
-from tkq.attention.forward.spec import DTYPES
+from tkq.attention.common import refusals
 
 WIDTHS = (64, 128, 256)  # of tiles: TMA fills a narrower head up with zeros
 
@@ -45,10 +45,4 @@ class BackwardSpec:
     seqused_k: bool = False
 
     def __post_init__(self):
-        if self.dtype not in DTYPES:
-            raise NotImplementedError(f"attention backward: q is {self.dtype}, supported are {', '.join(DTYPES)}")
-        if self.width not in WIDTHS:
-            raise NotImplementedError(f"attention backward: tiles of {self.width} columns, supported are "
-                                      f"{', '.join(map(str, WIDTHS))}")
-        if (self.seqused_q or self.seqused_k) and not self.varlen:
-            raise ValueError("attention backward: seqused_q and seqused_k belong to varlen")
+        refusals.of_backward(self, WIDTHS)

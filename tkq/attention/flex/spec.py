@@ -2,8 +2,9 @@
 from dataclasses import dataclass
 from typing import Optional
 
+from tkq.attention.common.refusals import DTYPES
 from tkq.attention.flex.functions.graph import Graph
-from tkq.attention.forward.spec import DTYPES, AttentionSpec
+from tkq.attention.forward.spec import AttentionSpec
 
 WIDTHS = (64, 128, 192, 256)  # of tiles: TMA fills a narrower head up with zeros
 WITH_GRADIENTS = (64, 128, 256)  # of the tiles of a backward

@@ -2,11 +2,11 @@
 from dataclasses import dataclass, replace
 from typing import Optional
 
-DTYPES = ("bf16", "fp16")
+from tkq.attention.common import refusals
+
 HEAD_DIMS = tuple(range(8, 257, 8))
 WIDTHS = (64, 96, 128, 192, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
 LONG_WINDOW = 512  # keys: the most that a task's rows and a block's keys can be together
-PACKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def width(head_dim: int) -> int:
@@ -47,22 +47,12 @@ class AttentionSpec:
     def __post_init__(self):
         if self.head_dim_v is None:
             object.__setattr__(self, "head_dim_v", self.head_dim)
-        if self.dtype not in DTYPES:
-            raise NotImplementedError(f"flash_attn: q is {self.dtype}, supported are {', '.join(DTYPES)}")
+        refusals.of_operands("flash_attn", self)
         for name in ("head_dim", "head_dim_v"):
             if getattr(self, name) not in HEAD_DIMS:
                 raise NotImplementedError(f"flash_attn: {name} is {getattr(self, name)}, supported are multiples of 8 "
                                           f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}")
-        if self.sinks not in (None, "fp32", self.dtype):
-            raise NotImplementedError(f"flash_attn: sinks are {self.sinks}, supported are fp32 and q's {self.dtype}")
-        if self.pack not in PACKS:
-            raise NotImplementedError(f"flash_attn: pack is {self.pack}, supported are {', '.join(map(str, PACKS))}")
-        if self.causal and self.right:
-            raise ValueError("flash_attn: causal and right: causal is the limit on the right")
-        if self.long_window and not self.left:
-            raise ValueError("flash_attn: long_window belongs to left")
-        if (self.seqused_q or self.seqused_k) and not self.varlen:
-            raise ValueError("flash_attn: seqused_q and seqused_k belong to varlen")
+        refusals.of_masks("flash_attn", self)
 
     @property
     def longest_first(self) -> bool:

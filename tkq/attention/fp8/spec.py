@@ -2,6 +2,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from tkq.attention.common import refusals
+
 HEAD_DIMS = tuple(range(32, 257, 32))
 WIDTHS = (64, 128, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
 OUT_DTYPES = ("bf16", "fp16")
@@ -55,12 +57,7 @@ class Fp8Spec:
             if getattr(self, name) not in known:
                 raise NotImplementedError(f"flash_attn_fp8: {name} is {getattr(self, name)!r}, supported are "
                                           f"{', '.join(map(repr, known))}")
-        if self.causal and self.right:
-            raise ValueError("flash_attn_fp8: causal and right: causal is the limit on the right")
-        if self.long_window and not self.left:
-            raise ValueError("flash_attn_fp8: long_window belongs to left")
-        if (self.seqused_q or self.seqused_k) and not self.varlen:
-            raise ValueError("flash_attn_fp8: seqused_q and seqused_k belong to varlen")
+        refusals.of_masks("flash_attn_fp8", self)
 
     @property
     def head_dim_v(self) -> int:

@@ -2,7 +2,7 @@
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from tkq.attention.forward.spec import DTYPES, PACKS
+from tkq.attention.common import refusals
 
 HEAD_DIMS = tuple(range(264, 513, 8))
 WIDTHS = (320, 384, 512)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
@@ -37,21 +37,11 @@ class WideSpec:
     long_window: bool = False
 
     def __post_init__(self):
-        if self.dtype not in DTYPES:
-            raise NotImplementedError(f"flash_attn: q is {self.dtype}, supported are {', '.join(DTYPES)}")
+        refusals.of_operands("flash_attn", self)
         if self.head_dim not in HEAD_DIMS:
             raise NotImplementedError(f"flash_attn: head_dim is {self.head_dim}, supported beyond 256 are multiples of "
                                       f"8 up to {HEAD_DIMS[-1]}")
-        if self.sinks not in (None, "fp32", self.dtype):
-            raise NotImplementedError(f"flash_attn: sinks are {self.sinks}, supported are fp32 and q's {self.dtype}")
-        if self.pack not in PACKS:
-            raise NotImplementedError(f"flash_attn: pack is {self.pack}, supported are {', '.join(map(str, PACKS))}")
-        if self.causal and self.right:
-            raise ValueError("flash_attn: causal and right: causal is the limit on the right")
-        if self.long_window and not self.left:
-            raise ValueError("flash_attn: long_window belongs to left")
-        if (self.seqused_q or self.seqused_k) and not self.varlen:
-            raise ValueError("flash_attn: seqused_q and seqused_k belong to varlen")
+        refusals.of_masks("flash_attn", self)
 
     @property
     def head_dim_v(self) -> int:

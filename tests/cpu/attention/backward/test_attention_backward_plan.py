@@ -12,8 +12,8 @@ from tkq.attention.backward.config import SHARED_BYTES, BackwardConfig
 from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan
 from tkq.attention.backward.preprocess import COUNTERS
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
+from tkq.attention.common.refusals import DTYPES
 from tkq.attention.forward.plan import length_class
-from tkq.attention.forward.spec import DTYPES
 
 SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_from(WIDTHS), left=st.booleans(),
                   right=st.booleans(), softcap=st.booleans(), dq=st.booleans(), dlse=st.booleans(),
