@@ -120,15 +120,7 @@ def check_layouts(op, **tensors: Any):
             continue
         if x.shape[-3] >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
             raise NotImplementedError(f"{op}: {name} is {tuple(x.shape)}, supported are fewer than 2^30 rows")
-        if x.stride(-1) != 1:
-            raise ValueError(f"{op}: {name} has strides {x.stride()}; "
-                             "its last dimension must be contiguous: call .contiguous()")
-        for i in range(x.dim() - 1):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name} has strides {x.stride()}; "
-                                 f"stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
-        if x.data_ptr() % 16:
-            raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+        check.rows_of_16_bytes(op, **{name: x})
 
 
 def check_sequences(op, q, lengths: Lengths):

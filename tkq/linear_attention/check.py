@@ -130,17 +130,7 @@ def columns_of(g):
 
 def check_layouts(op, *operands, names="qkv"):
     """What TMA cannot take of q, k and v, or of others: strides and addresses."""
-    for name, x in zip(names, operands):
-        if x is None or not x.numel():
-            continue
-        unit = 16 // x.element_size()
-        check.last_dim_contiguous(f"{op}: {name}", x)
-        for i in range(3):
-            if x.stride(i) % unit and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
-                                 "elements (16 bytes): call .contiguous()")
-        if x.data_ptr() % 16:
-            raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
+    check.rows_of_16_bytes(op, **dict(zip(names, operands)))
 
 
 def for_tma(do):

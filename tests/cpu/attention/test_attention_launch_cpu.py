@@ -113,7 +113,7 @@ def test_what_is_not_in_use_is_filled_after_the_checks(launched, monkeypatch):
     used = torch.tensor([5], dtype=INT)
     packed(seqused_q=used, return_lse=True)
     assert len(filled) == 1 == len(launched)
-    with pytest.raises(ValueError, match="q has strides"):
+    with pytest.raises(ValueError, match="q: strides are"):
         packed(seqused_q=used, return_lse=True, change=lambda q: q.transpose(1, 2).contiguous().transpose(1, 2))
     with pytest.raises(TypeError, match="softcap: got str, expected a float"):
         packed(seqused_q=used, return_lse=True, softcap="1")

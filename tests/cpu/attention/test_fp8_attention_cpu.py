@@ -157,11 +157,11 @@ def test_the_reference_in_float64():
     (ValueError, "accumulate", dict(accumulate="slow")),
     (TypeError, "out_dtype", dict(out_dtype=torch.float32)),
     (ValueError, "window_size", dict(window_size=(-2, 0))),
-    (ValueError, "q has strides .* last dimension must", dict(q=torch.zeros(2, 5, 64, 6, dtype=F8).mT)),
-    (ValueError, "k has strides .* stride 0 must", dict(k=torch.zeros(2, 9, 136, dtype=F8)[..., :128].unflatten(
+    (ValueError, "q: strides are .* last dimension must", dict(q=torch.zeros(2, 5, 64, 6, dtype=F8).mT)),
+    (ValueError, "k: strides are .* stride 0 must", dict(k=torch.zeros(2, 9, 136, dtype=F8)[..., :128].unflatten(
         2, (2, 64)))),
-    (ValueError, "v has strides .* or its dimension of keys", dict(v=torch.zeros(2, 9, 2, 128, dtype=F8)[..., ::2])),
-    (ValueError, "v has strides .* stride 3 must", dict(v=torch.zeros(2, 2, 64, 9, dtype=F8).permute(0, 3, 1, 2))),
+    (ValueError, "v: strides are .* or its dimension of keys", dict(v=torch.zeros(2, 9, 2, 128, dtype=F8)[..., ::2])),
+    (ValueError, "v: strides are .* stride 3 must", dict(v=torch.zeros(2, 2, 64, 9, dtype=F8).permute(0, 3, 1, 2))),
 ])
 def test_what_is_refused(error, words, changed):
     with pytest.raises(error, match=words):

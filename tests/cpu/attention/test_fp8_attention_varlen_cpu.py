@@ -155,9 +155,9 @@ def test_the_reference_in_float64():
     (ValueError, "seqused_k: shape", dict(seqused_k=torch.zeros(4, dtype=INT))),
     (ValueError, "cu_seqlens_q begins with 2", dict(cu_seqlens_q=torch.tensor([2, 5, 5, 12], dtype=INT))),
     (ValueError, "seqused_k", dict(seqused_k=torch.ones(6, dtype=INT)[::2])),
-    (ValueError, "v has strides .* its last dimension must", dict(
+    (ValueError, "v: strides are .* the last dimension must", dict(
         v=torch.zeros(2, 64, 32, dtype=F8).permute(2, 0, 1)[:19])),
-    (ValueError, "k has strides .* stride 0 must", dict(k=torch.zeros(19, 136, dtype=F8)[:, :128].unflatten(
+    (ValueError, "k: strides are .* stride 0 must", dict(k=torch.zeros(19, 136, dtype=F8)[:, :128].unflatten(
         1, (2, 64)))),
     (TypeError, "cu_seqlens_k: got NoneType, .* block_table is None", dict(cu_seqlens_k=None)),
     (ValueError, "cu_seqlens_k and block_table are given", dict(block_table=torch.zeros(3, 1, dtype=INT))),

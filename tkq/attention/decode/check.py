@@ -178,17 +178,7 @@ def check_layouts(call: Call, out=None, op: str = OP) -> None:
         check.refuse_inference(op, out=out)
         memory.refuse_shared(op, {"out": out}, call._asdict())
     tensors = dict(q=call.q, k_cache=call.k_cache, v_cache=call.v_cache) | ({} if out is None else dict(out=out))
-    for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.numel():
-            raise ValueError(f"{op}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
-                             ".contiguous()")
-        unit = 16 // x.element_size()
-        for i in range(x.dim() - 1):
-            if x.stride(i) % unit and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
-                                 "elements (16 bytes): call .contiguous()")
-        if not x.is_meta and x.data_ptr() % 16:
-            raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+    check.rows_of_16_bytes(op, **tensors)
 
 
 def only_causal(call: Call, options: Options) -> None:

@@ -162,14 +162,9 @@ def check_layouts(call: Call, op: str = OP) -> None:
         line = 1 if either and name == "v" and call.keys_contiguous else x.dim() - 1
         if x.stride(line) != 1 and x.shape[line] > 1:
             others = ", or its dimension of keys" if either and name == "v" else ""
-            raise ValueError(f"{op}: {name} has strides {x.stride()}; its last dimension{others} must be contiguous: "
+            raise ValueError(f"{op}: {name}: strides are {x.stride()}; its last dimension{others} must be contiguous: "
                              "call .contiguous()")
-        for i in range(x.dim()):
-            if i != line and x.stride(i) % VECTOR and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name} has strides {x.stride()}; stride {i} must be a multiple of {VECTOR} "
-                                 "elements (16 bytes): call .contiguous()")
-        if not x.is_meta and x.data_ptr() % 16:
-            raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+        check.strides_of_16_bytes(op, name, x, line)
 
 
 def check_lines(lengths: Lengths) -> None:

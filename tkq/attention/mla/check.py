@@ -99,9 +99,7 @@ def _keys(call):
             raise ValueError(f"{OP}: topk_length: shape is {tuple(lengths.shape)}, allowed are ({B},) and ({B}, {Sq}): "
                              "of sequences, of queries")
     name, x = ("block_table", call.block_table) if indices is None else ("indices", indices)
-    if x.stride(-1) != 1 and x.shape[-1] > 1:
-        raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
-                         ".contiguous()")
+    check.last_dim_contiguous(f"{OP}: {name}", x)
     if call.capacity() >= FARTHEST:
         raise NotImplementedError(f"{OP}: {name} has room for {call.capacity()} keys of a query, supported are fewer "
                                   "than 2^30")
@@ -124,14 +122,4 @@ def check_layouts(call: Call, out=None) -> None:
         check.refuse_inference(OP, out=out)
         memory.refuse_shared(OP, {"out": out}, call._asdict())
     tensors = dict(q=call.q, kv_cache=call.kv_cache) | ({} if out is None else dict(out=out))
-    for name, x in tensors.items():
-        if x.stride(-1) != 1 and x.numel():
-            raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
-                             ".contiguous()")
-        unit = 16 // x.element_size()
-        for i in range(x.dim() - 1):
-            if x.stride(i) % unit and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
-                                 "elements (16 bytes): call .contiguous()")
-        if not x.is_meta and x.data_ptr() % 16:
-            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+    check.rows_of_16_bytes(OP, **tensors)

@@ -199,21 +199,6 @@ def _check_out(op, q, v, out):
         check.refuse_overlap(op, out=out)
 
 
-def check_layouts(op, **operands):
-    """What accesses of 16 bytes cannot take of rows: strides and addresses."""
-    for name, x in operands.items():
-        if x is None or not x.numel():
-            continue
-        check.last_dim_contiguous(f"{op}: {name}", x)
-        unit = 16 // x.itemsize
-        for i in range(x.dim() - 1):
-            if x.stride(i) % unit and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
-                                 "elements (16 bytes): call .contiguous()")
-        if x.data_ptr() % 16:
-            raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
-
-
 def written(op, call, out):
     """Before a launch in eager mode: what autograd asks of tensors that are written to, and that they lie apart."""
     check.refuse_inference(op, state=call.state)

@@ -10,7 +10,6 @@ from tkq.linear_attention.step.check import (
     LinearCall,
     changed,
     check_delta,
-    check_layouts,
     check_linear,
     delta_options,
     linear_options,
@@ -181,7 +180,7 @@ def _scale(call) -> float:
 def _checked(op, call, out):
     """Strides and what autograd asks, of a call whose shapes have been looked at."""
     of_channels = call.g if call.g is not None and call.g.dim() == 4 else None  # read as q is
-    check_layouts(op, q=call.q, k=call.k, v=call.v, g=of_channels, out=out)
+    check.rows_of_16_bytes(op, q=call.q, k=call.k, v=call.v, g=of_channels, out=out)
     written(op, call, out)
 
 

@@ -3,7 +3,7 @@ from typing import Optional
 
 from torch import Tensor
 
-from tkq.linear_attention.step.check import SSD, SsdCall, changed, check_layouts, check_ssd, ssd_options, written
+from tkq.linear_attention.step.check import SSD, SsdCall, changed, check_ssd, ssd_options, written
 from tkq.linear_attention.step.launch import Given, Options, results, start
 from tkq.reference import linear_steps as reference
 from tkq.runtime.call import autocast, check, ops
@@ -93,7 +93,7 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
 
 def _checked(call, out):
     check_ssd(call, out)
-    check_layouts(SSD, x=call.x, B=call.B, C=call.C, z=call.z, out=out)
+    check.rows_of_16_bytes(SSD, x=call.x, B=call.B, C=call.C, z=call.z, out=out)
     written(SSD, call, out)
 
 

@@ -97,6 +97,30 @@ def last_dim_contiguous(name: str, x: Tensor) -> None:
             f"{name}: strides are {x.stride()}; the last dimension must be contiguous (stride 1): call .contiguous()")
 
 
+def rows_of_16_bytes(op: str, **tensors: Tensor | None) -> None:
+    """What TMA, and accesses of 16 bytes, cannot take.
+
+    Raises:
+        ValueError: a last dimension that is not contiguous, another stride, or an address, that is no multiple of 16
+            bytes. Of tensors without elements nothing is asked.
+    """
+    for name, x in tensors.items():
+        if x is not None and x.numel():
+            last_dim_contiguous(f"{op}: {name}", x)
+            strides_of_16_bytes(op, name, x, x.dim() - 1)
+
+
+def strides_of_16_bytes(op: str, name: str, x: Tensor, line: int) -> None:
+    """Likewise, of all dimensions but one, `line`, whose neighbours are neighbours in memory."""
+    unit = 16 // x.element_size()
+    for i in range(x.dim()):
+        if i != line and x.stride(i) % unit and x.shape[i] > 1:
+            raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
+                             "elements (16 bytes): call .contiguous()")
+    if not x.is_meta and x.data_ptr() % 16:
+        raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
 def _dense(name, x):
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")

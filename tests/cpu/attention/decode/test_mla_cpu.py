@@ -247,7 +247,7 @@ def test_lists_that_lie_give_nan(index, length):
     ("topk_length is given, indices is None", dict(
         indices=None, block_table=torch.zeros(2, 3, dtype=torch.int32), cache_seqlens=torch.zeros(2).int())),
     ("indices: shape is", dict(indices=torch.zeros(2, 11, dtype=torch.int32))),
-    ("indices has strides", dict(indices=torch.zeros(11, 3, 2, dtype=torch.int32).permute(2, 1, 0))),
+    ("indices: strides are", dict(indices=torch.zeros(11, 3, 2, dtype=torch.int32).permute(2, 1, 0))),
     (r"topk_length: shape is \(6,\)", dict(topk_length=torch.zeros(6, dtype=torch.int32))),
     ("plan: shape is", dict(plan=torch.zeros(2075, dtype=torch.int32))),
 ])
