@@ -155,7 +155,7 @@ def test_the_reference_in_float64():
     (ValueError, "seqused_k: shape", dict(seqused_k=torch.zeros(4, dtype=INT))),
     (ValueError, "cu_seqlens_q begins with 2", dict(cu_seqlens_q=torch.tensor([2, 5, 5, 12], dtype=INT))),
     (ValueError, "seqused_k", dict(seqused_k=torch.ones(6, dtype=INT)[::2])),
-    (ValueError, "v: strides are .* the last dimension must", dict(
+    (ValueError, "v: strides are .* its last dimension must", dict(
         v=torch.zeros(2, 64, 32, dtype=F8).permute(2, 0, 1)[:19])),
     (ValueError, "k: strides are .* stride 0 must", dict(k=torch.zeros(19, 136, dtype=F8)[:, :128].unflatten(
         1, (2, 64)))),
