@@ -154,7 +154,7 @@ def _rotation(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlen
     if max_seqlen is not None:
         check.tensor("cos", cos)
         max_seqlen = check_longest(op, max_seqlen, cu_seqlens)
-        if offset + max_seqlen > cos.shape[-2]:
+        if cos.dim() > 1 and offset + max_seqlen > cos.shape[-2]:
             raise ValueError(f"{op}: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
                              f"{offset + max_seqlen}")
     return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Rotation, without its cost

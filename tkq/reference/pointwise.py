@@ -8,6 +8,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.runtime.call import autocast
+
 from .precision import _upcast
 
 
@@ -96,6 +98,7 @@ def _taken(table, rows):
     return taken.masked_fill(~inside[..., None], math.nan)[..., None, :]
 
 
+@autocast.apart
 def rope(x: Tensor, cos: Tensor, sin: Tensor, offset: int = 0, offsets: Optional[Tensor] = None,
          position_ids: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, interleaved: bool = False,
          inverse: bool = False) -> Tensor:
@@ -107,7 +110,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, offset: int = 0, offsets: Optional
     half = cos.shape[-1]
     if cos.dim() == 3:
         rotates = None
-        c, s = (_upcast(t)[:, :, None].reshape(-1, *x.shape[1:-2], 1, half) for t in (cos, sin))
+        c, s = (_upcast(t if x.dim() == 4 else t.flatten(0, 1))[..., None, :] for t in (cos, sin))
     else:
         rows, rotates = rope_rows(x.shape[:-2], cos.shape[0], offset, offsets, position_ids, cu_seqlens, x.device)
         c, s = _taken(cos, rows), _taken(sin, rows)

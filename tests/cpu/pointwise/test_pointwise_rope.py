@@ -278,6 +278,8 @@ FLAT, STARTS = X.flatten(0, 1), torch.tensor([0, 4, 10], dtype=torch.int32)
     (ValueError, "x: strides are", lambda: tkq.rope(X.transpose(2, 3), COS, COS)),
     (ValueError, "cos: strides are", lambda: tkq.rope(X, COS.t().contiguous().t(), COS)),
     (ValueError, "cos: has 1 dimensions", lambda: tkq.rope(X, COS[0], COS[0])),
+    (ValueError, "cos: has 0 dimensions",
+     lambda: tkq.rope(FLAT, COS[0, 0], COS[0, 0], cu_seqlens=STARTS, max_seqlen=3)),
     (ValueError, "cos: last dimension is 5, allowed are 1 to 4", lambda: tkq.rope(X, *[torch.zeros(9, 5)] * 2)),
     (NotImplementedError, "cos: last dimension is 2049, supported are up to 2048",
      lambda: tkq.rope(torch.zeros(1, 2, 1, 4098), *[torch.zeros(2, 2049)] * 2)),
@@ -332,3 +334,18 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.tkq.rope, (x, cos, sin, 0, None, IDS, None, True, True))
     torch.library.opcheck(torch.ops.tkq.rope_qk, (x, x[:, :, :1], cos, sin, 1, None, None, None, False, False))
     torch.library.opcheck(torch.ops.tkq.rope, (x.flatten(0, 1), cos, sin, 0, None, None, STARTS, False, False))
+
+
+def test_starts_of_sequences_in_a_compiled_function():
+    x, starts, tables = torch.randn(2, 5, 2, 32).bfloat16(), torch.tensor([1, 2]), tkq.rope_cos_sin(8, 32)
+    for call in (lambda x, starts: tkq.rope(x, *tables, seqlen_offsets=starts),
+                 lambda x, starts: tkq.rope_qk(x, x, *tables, seqlen_offsets=starts)[1]):
+        compiled = torch.compile(call, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x, starts), call(x, starts))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_tokens_with_a_row_each(batch):
+    x = torch.zeros(2, 0, 1, 8, requires_grad=True)
+    y = tkq.rope(x, torch.zeros(batch, 0, 4), torch.zeros(batch, 0, 4))
+    assert y.shape == x.shape == torch.autograd.grad(y.sum(), x)[0].shape

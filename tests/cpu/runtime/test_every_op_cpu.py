@@ -134,3 +134,14 @@ def test_results_and_gradients_as_autograd_may_have_them(case):
     assert not any(t._is_view() for t in found)
     torch.autograd.backward(found, [torch._efficientzerotensor(t.shape, dtype=t.dtype) for t in found])
     assert not any(inputs[name].grad.any() for name in case.leaves)
+
+
+@every
+def test_under_autocast_of_the_other_type(case):
+    """What keeps its types keeps them, what is cast is: no tensor meets one of the other 16 bits."""
+    for given, wanted in ((torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)):
+        inputs = case.inputs(grad=True, dtype=given)
+        with torch.autocast("cpu", dtype=wanted):
+            recorded = [x for x in results(case.call(*inputs.values())) if x.requires_grad]
+        if recorded:
+            torch.autograd.grad(recorded, [inputs[name] for name in case.leaves], [torch.ones_like(x) for x in recorded])

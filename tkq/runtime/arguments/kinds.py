@@ -166,7 +166,7 @@ class Argument:
         if value.dtype not in self.types:
             names = ", ".join(f"{dtype} ({name})" for dtype, name in zip(self.types, self.dtypes))
             raise TypeError(f"{where}dtype is {value.dtype}, allowed are {names}")
-        if value.is_neg() and value.itemsize == 1:
+        if value.itemsize == 1 and not torch.compiler.is_dynamo_compiling() and value.is_neg():
             raise TypeError(f"{where}is a view with a pending negation, which torch does not do in {value.dtype}")
         return value
 
