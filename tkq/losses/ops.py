@@ -137,7 +137,11 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
         ignore_index, reduction, label_smoothing, z_loss, inplace)
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap("cross_entropy_and_gradient", softcap))
     check_call(logits, target, terms)
+    if weight is not None:
+        check.refuse_gradient("cross_entropy_and_gradient", weight=weight)
     if inplace and not ops.traced():  # there torch copies, and says so itself
+        if torch.is_grad_enabled():
+            check.refuse_leaf("cross_entropy_and_gradient", logits=logits)
         check.refuse_overlap("cross_entropy_and_gradient", logits=logits)
         check.refuse_inference("cross_entropy_and_gradient", logits=logits)
     traced = ops.route(logits, target, weight) == "op"

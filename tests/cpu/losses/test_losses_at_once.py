@@ -48,3 +48,18 @@ def test_rows_with_room_behind_them_have_a_gradient_like_it_traced_too():
     with FakeTensorMode() as mode:
         fake = tkq.cross_entropy_and_gradient(*map(mode.from_tensor, (logits, target)))[1]
     assert fake.stride() == (66, 1) and fake.shape == logits.shape
+
+
+def test_what_autograd_forbids_is_refused():
+    """A leaf, or a view of one, written over; a gradient of class weights: there is none."""
+    leaf, target = torch.randn(3, 8, requires_grad=True), torch.tensor([1, 2, 3])
+    before = leaf.detach().clone()
+    for logits in (leaf, leaf[:2]):
+        with pytest.raises(RuntimeError, match="cross_entropy_and_gradient: logits is a leaf that requires a gradient"):
+            tkq.cross_entropy_and_gradient(logits, target[:len(logits)], inplace=True)
+    assert torch.equal(leaf, before)
+    with torch.no_grad():
+        tkq.cross_entropy_and_gradient(leaf, target, inplace=True)
+    weight = torch.rand(8, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="cross_entropy_and_gradient: weight requires a gradient"):
+        tkq.cross_entropy_and_gradient(torch.randn(3, 8), target, weight=weight)

@@ -144,4 +144,5 @@ def test_under_autocast_of_the_other_type(case):
         with torch.autocast("cpu", dtype=wanted):
             recorded = [x for x in results(case.call(*inputs.values())) if x.requires_grad]
         if recorded:
-            torch.autograd.grad(recorded, [inputs[name] for name in case.leaves], [torch.ones_like(x) for x in recorded])
+            leaves = [inputs[name] for name in case.leaves]
+            torch.autograd.grad(recorded, leaves, [torch.ones_like(x) for x in recorded])
