@@ -12,7 +12,7 @@ FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 
 def results(found, wanted):
     """What a call returned, against a list of ``Wanted``."""
-    found = list(found) if isinstance(found, (tuple, list)) else [found]
+    found = list(found) if isinstance(found, (tuple, list)) else [found] * (found is not None)
     quantised = [w for w in wanted if isinstance(w.tolerance, tuple) and w.tolerance[0] == "float8"]
     if len(found) != len(wanted) + len(quantised):
         return f"{len(found)} results, expected {len(wanted) + len(quantised)}"

@@ -116,14 +116,17 @@ def cross_entropy_and_gradient(given):
 
 
 def linear_cross_entropy(given):
-    """The logits are rounded to x's type, so the loss is off by a rounding at their size."""
+    """The logits are rounded to x's type, so the loss is off by a rounding at their size. Of a row with an infinite one
+    it is infinite or NaN: not compared."""
     z = operand(given, "x") @ operand(given, "weight").t()
     (name, loss, *_), = cross_entropy(given, z, "class_weight")
     size = z.detach().abs().max().item() if z.numel() else 1.0
     error = 2 * size * torch.finfo(given["x"].dtype).eps * (1 + 2 * abs(number(given["z_loss"])) * (size + 6))
     if given["reduction"] == "sum":
         error *= max(1, given["target"].numel())
-    return [Wanted(name, loss, ("abs", error), torch.float32)]
+    apart = z.detach().isinf().any(-1)
+    rows = ~apart if loss.dim() else None if not apart.any() else torch.zeros((), dtype=torch.bool)
+    return [Wanted(name, loss, ("abs", error), torch.float32, rows)]
 
 
 # ---- norms and quantising -----------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ def _of_lists(given):
 def kv_append(given):
     """q, rotated; caches have tests of their own."""
     q, cos, sin = (operand(given, n) for n in ("q", "cos", "sin"))
+    if q is None:
+        return []
     at = wide(given["positions"]).long()
     cos, sin, n = cos[at][:, None], sin[at][:, None], 2 * cos.shape[1]
     found = q.clone()

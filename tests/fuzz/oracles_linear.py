@@ -71,7 +71,7 @@ def gated_delta_rule(given):
             made[name] = unit + (unit.to(given[name].dtype).to(WIDE) - unit).detach()  # rounded, as it is given on
     if given["use_gate_in_kernel"]:
         bias = 0.0 if given["dt_bias"] is None else operand(given, "dt_bias")
-        x, bound, factor = operand(given, "g") + bias, given["gate_lower_bound"], operand(given, "A_log").exp()
+        x, bound, factor = operand(given, "g") + bias, number(given["gate_lower_bound"]), operand(given, "A_log").exp()
         factor = factor[:, None] if x.dim() == 4 else factor
         made["g"] = -factor * torch.nn.functional.softplus(x) if bound is None else bound * (factor * x).sigmoid()
     if given["allow_neg_eigval"]:
@@ -183,8 +183,9 @@ def causal_conv1d(given):
             x[row, begin:end])
         z = z if bias is None else z + bias
         found = torch.nn.functional.silu(z) if given["activation"] == "silu" else z
-        heads = [h / (h.square().sum(-1, keepdim=True) + 1e-6).sqrt() for h in found.split(given["head_dim"], -1)]
-        found = torch.cat([*heads[:given["norm_heads"]], found[:, given["norm_heads"] * given["head_dim"]:]], -1)
+        size, count = int(given["head_dim"]), int(given["norm_heads"])
+        heads = [h / (h.square().sum(-1, keepdim=True) + 1e-6).sqrt() for h in found.split(size, -1)]
+        found = torch.cat([*heads[:count], found[:, count * size:]], -1)
         y = torch.cat((y[:row], torch.cat((y[row, :begin], found, y[row, end:]))[None], y[row + 1:]))
         last.append(padded[:, end - begin:])
     last = torch.stack(last) if last else state

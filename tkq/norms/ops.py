@@ -161,7 +161,12 @@ def _routed(calls, given, kind, x, weight, bias, eps, residual=None, prenorm=Fal
 
 def _saved_dtype(x, residual, total):
     """The type in which the sum is written where a gradient is recorded, which needs it: given, or wide enough."""
-    return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
+    if total is not None or residual is None:
+        return total
+    try:
+        return torch.promote_types(x.dtype, residual.dtype)
+    except RuntimeError:  # of float8, which no norm takes: `checks.norm` says so
+        return None
 
 
 def _on_cpu(call: tuple, x, weight, bias, residual, validate=None) -> launch.Results:

@@ -64,6 +64,8 @@ def test_a_view_and_its_copy_agree():
     (TypeError, "x: got str", lambda op: op("x")),
     (TypeError, "x: dtype is torch.float64", lambda op: op(torch.ones(2, 4, dtype=torch.float64))),
     (TypeError, "x: dtype is torch.int32", lambda op: op(torch.ones(2, 4, dtype=torch.int32))),
+    (TypeError, "residual: dtype is torch.float8_e4m3fn",
+     lambda op: op(torch.ones(2, 4, requires_grad=True), residual=torch.ones(2, 4).to(torch.float8_e4m3fn))),
     (TypeError, "weight: got list", lambda op: op(torch.ones(2, 4), [1.0] * 4)),
     (TypeError, "weight: dtype is torch.int64", lambda op: op(torch.ones(2, 4), torch.ones(4, dtype=torch.int64))),
     (TypeError, "bias: dtype is torch.float64", lambda op: op(torch.ones(2, 4), bias=torch.ones(4).double())),
