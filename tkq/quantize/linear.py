@@ -98,7 +98,11 @@ def together(x: Tensor, layers) -> list[Tensor]:
             ys = _products(rows, layers)
     else:
         parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
-        ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
+        try:
+            ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
+        except RuntimeError as error:
+            ops.refuse_functorch("Fp8Linear", error)
+            raise
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys[:len(layers)]]
 
 

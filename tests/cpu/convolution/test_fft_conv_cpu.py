@@ -1,6 +1,7 @@
 """Long convolutions on a CPU: the reference tap by tap, plans, the filter's parts, how transforms go into tiles."""
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -278,5 +279,19 @@ def test_the_layer():
                         ("heads is 0", lambda: tkq.nn.HyenaFilterConv(0, 8))):
         with pytest.raises(ValueError, match=f"HyenaFilterConv: {words}"):
             call()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for on in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            assert torch.equal(compiled(u.detach()), layer(u.detach()))
     with pytest.raises(TypeError, match=r"HyenaFilterConv: parameters are torch\.bfloat16, allowed is float32"):
         layer.bfloat16()(u)
+    meta = tkq.nn.HyenaFilterConv(3, 40, fast=np.float32(4), device="meta")
+    assert meta(torch.empty(2, 3, 24, device="meta", dtype=torch.bfloat16)).shape == (2, 3, 24)
+
+
+@pytest.mark.parametrize("option, error, words", [
+    (dict(slow=None), TypeError, "slow: got NoneType"), (dict(fast=math.nan), ValueError, "fast: got nan"),
+    (dict(precision="xyz"), ValueError, "precision: got 'xyz', allowed are 'half', 'split'")])
+def test_what_the_layer_does_not_take(option, error, words):
+    with pytest.raises(error, match=f"HyenaFilterConv: {words}"):
+        tkq.nn.HyenaFilterConv(3, 40, **option)

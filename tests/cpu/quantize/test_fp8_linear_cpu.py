@@ -243,6 +243,13 @@ def test_bad_input_is_named():
         tkq.nn.Fp8Linear(32, 32, gradient=torch.bfloat16)
 
 
+def test_transforms_of_functions_are_refused_by_name():
+    layer, x = layers()[0], torch.randn(16, 48, dtype=torch.bfloat16)
+    for call in (torch.func.grad(lambda x: layer(x).float().sum()), torch.func.vmap(layer)):
+        with pytest.raises(NotImplementedError, match="Fp8Linear: torch.func.grad, vjp and jacrev are not supported"):
+            call(x[None])
+
+
 def test_is_a_module_like_any():
     ours, theirs = layers(granularity="1x128")
     assert isinstance(ours, torch.nn.Linear) and ours.state_dict().keys() == theirs.state_dict().keys()

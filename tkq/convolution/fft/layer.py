@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tkq.convolution.fft.ops import fft_conv
+from tkq.runtime.arguments.tables import choice, number
 from tkq.runtime.call import check
 
 NAME = "HyenaFilterConv"
+_OPTIONS = number("fast", 16.0), number("slow", 1.0), choice("precision", "half", "half", "split")
 
 
 class HyenaFilterConv(nn.Module):
@@ -28,7 +30,8 @@ class HyenaFilterConv(nn.Module):
         device: of the parameters. precision: as of `tkq.fft_conv`.
 
     Raises:
-        TypeError, ValueError: heads, max_tokens, hidden or bands is no int from 1 on.
+        TypeError, ValueError: heads, max_tokens, hidden or bands is no int from 1 on; fast or slow is no finite number;
+            precision is another word.
 
     Example::
 
@@ -41,6 +44,7 @@ class HyenaFilterConv(nn.Module):
         super().__init__()
         for name, n in (("heads", heads), ("max_tokens", max_tokens), ("hidden", hidden), ("bands", bands)):
             check.size(f"{NAME}: {name}", n)
+        fast, slow, precision = (option.take(NAME, x) for option, x in zip(_OPTIONS, (fast, slow, precision)))
         new = dict(device=device, dtype=torch.float32)
         self.heads, self.max_tokens, self.bands = heads, max_tokens, bands
         self.first = nn.Linear(1 + 2 * bands, hidden, **new)
@@ -51,7 +55,7 @@ class HyenaFilterConv(nn.Module):
 
     def filter(self, tokens: int) -> Tensor:
         """k (heads, tokens) float32, the beginning of the longest one."""
-        with torch.autocast(self.d.device.type, enabled=False):
+        with torch.autocast("cuda" if self.d.is_cuda else "cpu", enabled=False):  # of meta there is none
             t = torch.arange(tokens, device=self.d.device, dtype=torch.float32) / self.max_tokens
             angles = 2 * math.pi * t[:, None] * 2.0 ** torch.arange(self.bands, device=t.device)
             x = torch.cat((t[:, None], angles.cos(), angles.sin()), 1)

@@ -89,12 +89,18 @@ def _gradients(op, cuda, cpu, setup, backward, of):
         try:
             return recorded()(keyset, *args)
         except RuntimeError as error:
-            if "setup_context" in str(error) and _functorch():  # torch's words for it name what a user has not written
-                raise NotImplementedError(f"{of}: torch.func.grad, vjp and jacrev are not supported; take "
-                                          "torch.autograd.grad") from None
+            refuse_functorch(of, error)
             raise
 
     return untraced(kernel)
+
+
+def refuse_functorch(name: str, error: RuntimeError) -> None:
+    """NotImplementedError where an error is that of an autograd.Function under a transform of torch.func: torch's words
+    for it name what a user has not written."""
+    if "setup_context" in str(error) and _functorch():
+        raise NotImplementedError(f"{name}: torch.func.grad, vjp and jacrev are not supported; take "
+                                  "torch.autograd.grad") from None
 
 
 def untraced(kernel):
