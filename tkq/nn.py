@@ -2,8 +2,8 @@
 
 RMSNorm, LayerNorm, Softmax, LogSoftmax, CrossEntropyLoss and Linear are subclasses of torch's, so `isinstance`,
 `reset_parameters`, `state_dict` and pickles are theirs, and they take what torch's take but for this: float64, class
-probabilities and uint8 for targets, and no columns at all, are refused by name. Where the last dimension is not
-contiguous, they copy, which the functions leave to the caller.
+probabilities and uint8 for targets, no columns at all, and softmax of a single number, are refused by name. Where the
+last dimension is not contiguous, they copy, which the functions leave to the caller.
 
 Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. The others keep their input's type
 (losses are float32), where torch's norms and softmax give float32: the kernels compute in float32 all the same.
@@ -14,6 +14,7 @@ GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 
 projections. ShortConvolution is the convolution of a few taps that they begin with, HyenaFilterConv one as long as the
 sequence, of a filter that a small network makes.
 """
+import dataclasses as _dataclasses
 import importlib as _importlib
 from typing import Optional
 
@@ -38,6 +39,8 @@ _scale = {name: arguments.checker("softmax", "scale", called=name) for name in (
 _layout = arguments.checker("swiglu", "layout", called="SwiGLU")
 _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
 _interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
+_seqlen, _dim, _base = arguments.table("rope_cos_sin")[:3]
+_ROTARY = _dim, _dataclasses.replace(_seqlen, name="max_seqlen"), _base
 
 
 # with their first use: they bring kernels of their own
@@ -320,6 +323,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
         super().__init__()
+        dim, max_seqlen, base = (a.take("RotaryEmbedding", x) for a, x in zip(_ROTARY, (dim, max_seqlen, base)))
         self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, _interleaved(interleaved)
         self._make(torch.get_default_device() if device is None else device)
 

@@ -30,7 +30,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         dim: columns of a head that rotate; even.
         base: theta, above 0.
         dtype: float32 unless given; bfloat16 and float16 too.
-        device: the current CUDA device where there is one, unless given; otherwise the CPU.
+        device: unless given inv_freq's; without one the current CUDA device where there is one, else the CPU.
         inv_freq: (dim / 2,) angles per position, in place of base^(-2 i / dim): for scaled rotary embeddings.
 
     Returns:

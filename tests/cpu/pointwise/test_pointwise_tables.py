@@ -116,3 +116,11 @@ def test_tables_of_what_is_no_number_or_type(says, given, monkeypatch):
         tkq.rope_cos_sin(**dict(dict(seqlen=4, dim=8, device="cpu"), **given))
     monkeypatch.setattr(rope_tables, "_tables", collections.OrderedDict())  # none is there already
     tkq.rope_cos_sin(numpy.int64(4), numpy.int32(8), numpy.float32(1e4), device="cpu")
+
+
+@pytest.mark.parametrize("given, error, words", [
+    ((16, -7), ValueError, "max_seqlen: got -7"), (("x", 7), TypeError, "dim: got str"),
+    ((16, 7, -1.0), ValueError, "base: got -1.0")])
+def test_the_module_names_its_own_arguments(given, error, words):
+    with pytest.raises(error, match=f"RotaryEmbedding: {words}"):
+        tkq.nn.RotaryEmbedding(*given)
