@@ -115,11 +115,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                  return_lse=return_softmax_lse)
     if k is not None:
         turned = q if rotary_cos is None else q.new_empty(q.shape)  # as kv_append gives it
-        _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
+        window = _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
         check.refuse_gradient(KVCACHE, q=q)
         table = torch.arange(q.shape[0], device=q.device)[:, None] if rows is None else rows
         q = _append(q, k, v, (k_cache, v_cache, table), lengths, (rotary_cos, rotary_sin, rotary_interleaved),
-                    causal or window_size not in (OPEN, [*OPEN], (None, None)))
+                    causal or window != OPEN)
         lengths = torch.where(lengths < 0, lengths, lengths + k.shape[1])
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{KVCACHE}: rotary_cos and rotary_sin are given, allowed are they with k and v")
@@ -127,15 +127,17 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 
 
 def _before_writing(tensors, asked):
-    """Raises what the attention behind new keys would, while the caches are as they were."""
+    """Raises what the attention behind new keys would, while the caches are as they were. The window, -1 for no
+    limit."""
     decode.flags(asked["causal"], False, asked["return_lse"])
-    decode.limits(asked["window_size"])
+    window = decode.limits(asked["window_size"])
     decode.numbers(asked["softmax_scale"], asked["softcap"])
     call = decode.Call(*tensors)
     check.refuse_gradient(KVCACHE, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
     decode.check_call(call)
     if not ops.traced() and type(call.q) is Tensor:
         decode.check_layouts(call)
+    return window
 
 
 def _rows_of(q, k_cache, cache_batch_idx, block_table):

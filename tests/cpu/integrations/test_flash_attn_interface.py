@@ -151,6 +151,19 @@ def test_what_is_refused(error, words, call):
         call(torch.zeros(1, 4, 2, 2, 64, dtype=BF16))
 
 
+@pytest.mark.parametrize("window", [*itertools.product((-1, None), repeat=2)])
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_no_window_is_none_however_it_is_written(window, kind):
+    """Several queries would all be rotated by cache_seqlens, which is not supported; with a window by their own."""
+    cache, new = torch.zeros(2, 2, 4, 1, 64, dtype=BF16), torch.ones(2, 2, 1, 64, dtype=BF16)
+    given = dict(k=new, v=new, cache_seqlens=1, **ANGLES)
+    with pytest.raises(NotImplementedError, match="2 queries and 2 new keys, neither causal or a window"):
+        fa.flash_attn_with_kvcache(new, *cache, window_size=kind(window), **given)
+    assert not cache.any()
+    fa.flash_attn_with_kvcache(new, *cache, window_size=kind((0, None)), **given)
+    fa.flash_attn_with_kvcache(new, *cache, window_size=kind(window), causal=True, **given)
+
+
 @pytest.mark.parametrize("error, wrong", [
     (TypeError, dict(causal="x")), (TypeError, dict(window_size=torch.tensor([1, 1]))),
     (ValueError, dict(softcap=-1.0)), (ValueError, dict(softmax_scale=0.0)), (TypeError, dict(return_softmax_lse=1)),
