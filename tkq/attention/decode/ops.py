@@ -145,7 +145,9 @@ def _run_cpu(call, options, out=None):
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
         found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
-        own = slice(None) if call.cu_seqlens_q is None else reference.rows_of_sequences(call.cu_seqlens_q, len(o))
+        own = slice(None)  # with a plan also rows of no sequence: NaN
+        if call.plan is None and call.cu_seqlens_q is not None:
+            own = reference.rows_of_sequences(call.cu_seqlens_q, len(o))
         o[own] = found[0][own]
         if options.return_lse:
             lse.mT[own] = found[1].mT[own]

@@ -196,6 +196,33 @@ def test_ragged_queries_are_those_of_each_sequence():
     assert not o[6:8].any() and (lse[:, 6:8] == -math.inf).all()  # before the first of 7 keys
 
 
+def test_rows_of_no_sequence_are_nan_with_a_plan():
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    starts, q = torch.tensor([1, 6, 6, 14], dtype=torch.int32), torch.randn(16, 4, 64).to(BF16)
+    given = dict(cache_seqlens=lengths, cu_seqlens_q=starts, block_table=pages, return_lse=True)
+    given["plan"] = tkq.plan_decode(lengths, 4, 2, 64, cu_seqlens_q=starts, total_q=16)
+    out = torch.full_like(q, 7.0)
+    none = torch.ones(16, dtype=torch.bool)
+    none[1:14] = False
+    for found, lse in (tkq.flash_attn_with_kvcache(q, k, v, out=out, **given),
+                       tkq.flash_attn_with_kvcache(torch._neg_view(-q), k, v, **given)):
+        assert torch.equal(found.isnan().all(-1).all(-1), none) and torch.equal(lse.isnan().all(0), none)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn])
+def test_a_cache_of_no_pages(dtype):
+    """Keys of a page -1 are skipped, also where there is no other."""
+    empty, q = torch.zeros(0, 4, 2, 64).to(dtype), torch.randn(2, 1, 4, 64).to(BF16)
+    lengths, table = torch.tensor([3, 0], dtype=torch.int32), torch.full((2, 1), -1, dtype=torch.int32)
+    scales = {} if dtype == BF16 else dict.fromkeys(("k_descale", "v_descale"), torch.ones(0, 4, 2))
+    o, lse = tkq.flash_attn_with_kvcache(q, empty, empty, cache_seqlens=lengths, block_table=table, return_lse=True,
+                                         **scales)
+    assert not o.any() and (lse == -math.inf).all()
+    table[0, 0] = 0
+    o = tkq.flash_attn_with_kvcache(q, empty, empty, cache_seqlens=lengths, block_table=table, **scales)
+    assert o[0].isnan().all() and not o[1].any()
+
+
 @pytest.mark.parametrize("scales", [None, "head", "token"])
 def test_a_float8_cache(scales):
     """Quantised and read: near what 16 bits give; rows of no token stay NaN and are not read."""
