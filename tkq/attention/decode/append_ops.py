@@ -96,6 +96,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         return (_run if k.is_cuda else _run_cpu)(call)
     check.refuse_gradient(OP, **call.tensors())
     _look(call)  # the dispatcher's words name no argument
+    if not ops.traced():  # which has no addresses
+        _look_at_memory(call)
     found = _op(*call)
     return None if q is None else found
 

@@ -5,7 +5,18 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode import launch
-from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers, only_causal
+from tkq.attention.decode.check import (
+    OP,
+    Call,
+    Options,
+    check_call,
+    check_layouts,
+    check_out,
+    flags,
+    limits,
+    numbers,
+    only_causal,
+)
 from tkq.reference import decode as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -116,6 +127,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
         check_call(call, out, options)  # the dispatcher's words name no argument
+        check_out(call, out)
         o, lse = _op(*call, *options[:-1])  # without in_parts, which no caller asks for
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o

@@ -4,6 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.attention.decode.check import check_out
 from tkq.attention.mla import launch
 from tkq.attention.mla.check import OP, Call, Options, check_call, check_layouts, flags, numbers
 from tkq.attention.mla.spec import HEAD_DIM_V
@@ -106,6 +107,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
     else:
         check.refuse_gradient(OP, q=q, kv_cache=kv_cache, out=out)
         check_call(call, out)  # the dispatcher's words name no argument
+        check_out(call, out, OP)
         o, lse = _op(*call, *options)
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o

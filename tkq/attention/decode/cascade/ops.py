@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tkq.attention.decode import launch
 from tkq.attention.decode.cascade.plan_ops import CascadePlan, plan_cascade
-from tkq.attention.decode.check import Call, Options, check_layouts, check_sizes
+from tkq.attention.decode.check import Call, Options, check_layouts, check_out, check_sizes
 from tkq.reference import decode as reference
 from tkq.runtime import arguments
 from tkq.runtime.call import autocast, check, ops
@@ -112,6 +112,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
         _look(call, keys[0], options, out)  # the dispatcher's words name no argument
+        check_out(call, out, OP)
         o, lse = _op(*call, keys[0], cascade, causal, softmax_scale, softcap, batch_invariant, return_lse)
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o
