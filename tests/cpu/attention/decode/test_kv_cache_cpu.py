@@ -291,6 +291,23 @@ def test_what_is_refused(error, words, changed):
         tkq.flash_attn_with_kvcache(**given)
 
 
+@pytest.mark.parametrize("other", [lambda x: torch._neg_view(-x), lambda x: x[:1].expand(2)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_scales_of_heads_are_read_alone(other, traced):
+    """However they lie: a negative view, expanded; zeros without memory are zeros."""
+    k, v, slots = *torch.randn(2, 3, 2, 64).to(BF16), torch.tensor([3, 4, -1])
+    caches = [torch.zeros(2, 5, 4, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = torch.full((2,), 0.01)
+    call = torch.compile(tkq.kv_append, backend="aot_eager", fullgraph=True) if traced else tkq.kv_append
+    call(k, v, *caches[0], slots, k_scale=other(scales), v_scale=scales)
+    tkq.kv_append(k, v, *caches[1], slots, k_scale=scales, v_scale=scales)
+    assert torch.equal(*(x.view(torch.uint8) for x in caches)) and caches[0].view(torch.uint8).any()
+    none = torch._efficientzerotensor((2,))
+    tkq.kv_append(k, v, *caches[0], slots, k_scale=none, v_scale=none)
+    tkq.kv_append(k, v, *caches[1], slots, k_scale=torch.zeros(2), v_scale=torch.zeros(2))
+    assert torch.equal(*(x.view(torch.uint8) for x in caches))
+
+
 @pytest.mark.parametrize("words, changed", [
     ("go together", dict(cos=None)), ("shape is", dict(positions=torch.zeros(2, dtype=torch.int32))),
     ("rotate 24", dict(cos=torch.zeros(9, 12), sin=torch.zeros(9, 12))),
