@@ -4,7 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode import launch
+from tkq.attention.decode import launch, plan_on_cpu
 from tkq.attention.decode.check import (
     OP,
     Call,
@@ -157,6 +157,8 @@ def _run_cpu(call, options, out=None):
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
         found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
+        if call.plan is not None:
+            plan_on_cpu.judge(call, options, *found)
         own = slice(None)  # with a plan also rows of no sequence: NaN
         if call.plan is None and call.cu_seqlens_q is not None:
             own = reference.rows_of_sequences(call.cu_seqlens_q, len(o))

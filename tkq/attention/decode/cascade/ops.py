@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode import launch
+from tkq.attention.decode import launch, plan_on_cpu
 from tkq.attention.decode.cascade.plan_ops import CascadePlan, plan_cascade
 from tkq.attention.decode.check import Call, Options, check_layouts, check_out, check_sizes
 from tkq.reference import decode as reference
@@ -235,9 +235,11 @@ def _run_cpu(call, prefix, cascade, options, out=None):
         call, shared = _planned(call, prefix, cascade, options)
         suffix = call.suffix(shared)
         found = reference.flash_attn_with_kvcache(*suffix[:6], *options[:5], *suffix[7:])
+        plan_on_cpu.judge(suffix, options, *found)
         if shared:
             prefix = call.prefix(shared)
             before = reference.flash_attn_with_kvcache(*prefix[:6], False, *options[1:5], *prefix[7:])
+            plan_on_cpu.judge(prefix, options, *before)
             found = reference.merge_state(*_as(before, *found), *found)
         o.copy_(found[0])
         if options.return_lse:
