@@ -248,8 +248,17 @@ def test_plans_on_the_cpu():
     assert tkq.plan_decode(lengths, 8, 2, 128, out=made) is made
     with pytest.raises(ValueError, match="a length is negative"):
         tkq.check_plan(made)
-    with pytest.raises(ValueError, match="is none of tkq.plan_decode"):
-        tkq.check_plan(torch.zeros(30, dtype=torch.int32))
+    for zeros in (torch.zeros, torch._efficientzerotensor):
+        with pytest.raises(ValueError, match="is none of tkq.plan_decode"):
+            tkq.check_plan(zeros((30,), dtype=torch.int32))
+    with pytest.raises(ValueError, match="check_plan: plan: is on meta"):
+        tkq.check_plan(made.to("meta"))
+    with torch.inference_mode():
+        made = tkq.plan_decode(lengths, 8, 2, 128)
+    with pytest.raises(RuntimeError, match="plan_decode: out: was made under torch.inference_mode"):
+        tkq.plan_decode(lengths, 8, 2, 128, out=made)
+    with pytest.raises(ValueError, match="plan_decode: out: is zeros without memory"):
+        tkq.plan_decode(lengths, 8, 2, 128, out=torch._efficientzerotensor(made.shape, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)

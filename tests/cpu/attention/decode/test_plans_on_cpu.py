@@ -134,6 +134,9 @@ def test_plans_of_a_cascade(cascade):
     plan, table[0, 0] = made(), 6
     assert nan_rows(tkq.cascade_attention(**call, plan=plan))[0]
     check(plan.prefix_plan if cascade else plan.plan, "block_table or indices")
+    plan, table[0, 0], table[1] = made(), 0, ints(6, 1)  # in the second row: looked at where that is read
+    assert nan_rows(tkq.cascade_attention(**call, plan=plan)) == [False, not cascade]
+    table[1] = ints(0, 1)
     plan = tkq.plan_cascade(ints(7, 6), 4, 2, 64, prefix_len=4, page_size=4, cascade=cascade, batch_invariant=True)
     assert nan_rows(tkq.cascade_attention(**call, plan=plan)) == [True, True]
     check(plan.plan, OTHER)

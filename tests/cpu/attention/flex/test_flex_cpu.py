@@ -86,6 +86,15 @@ def test_forms():
         tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(max_scores=True))
 
 
+def test_lse_may_be_written_in_place():
+    """As any result: it is no view. A backward, which saved it, says so."""
+    q, k, v = (x.clone().requires_grad_() for x in make())
+    _, lse = tkq.flex_attention(q, k, v, enable_gqa=True, return_lse=True)
+    assert not lse._is_view()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        lse.mul_(2).sum().backward()
+
+
 def test_wrong_arguments():
     q, k, v = make()
     mask = create_block_mask(gallery.causal, None, None, S, S, "cpu", 64)

@@ -35,8 +35,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
         q, k_cache, v_cache, softmax_scale, causal, softcap, sinks, cu_seqlens_q, batch_invariant: as
             ``flash_attn_with_kvcache`` has them. A q (B, Sq, H, D) whose B and Sq are no one dimension in memory is
             copied first.
-        block_table: (B, n) int32: the pages of each whole sequence. Whole pages of the prefix are looked up in the
-            first row, for all.
+        block_table: (B, n) int32: the pages of each whole sequence, with the same whole pages of the prefix in all
+            rows: where it is read once they are looked up in the first one, for all.
         cache_seqlens: (B,) int32: keys of each sequence, those of the prefix and of its queries among them; 0: there is
             none, and its results mean nothing.
         prefix_len: keys that all sequences begin with. Those of whole pages are read once.
@@ -72,8 +72,9 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
     Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
     sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and, where causal, its
     queries but one, and more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not
-    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Results of either part
-    are rounded to q's dtype before they are merged, but for those of the prefix that several SMs have found together.
+    there, and all are where the prefix, read once, has one in the first row. (Where each sequence reads it, pages of
+    its own row count.) ``tkq.check_plan`` of the plan's two says which. Results of either part are rounded to q's dtype
+    before they are merged, but for those of the prefix that several SMs have found together.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
     ``tkq.reference.decode``, by the same rules.
