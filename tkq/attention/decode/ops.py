@@ -129,8 +129,17 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         check_call(call, out, options)  # the dispatcher's words name no argument
         check_out(call, out)
         o, lse = _op(*call, *options[:-1])  # without in_parts, which no caller asks for
-        o = o if out is None else out.copy_(o)
+        o = o if out is None else out.copy_(_beside(call, o, out))
     return (o, lse) if return_lse else o
+
+
+def _beside(call, o, out):
+    """The op's result with out's own rows where no sequence has them, which a launch without a plan leaves alone."""
+    cu = call.cu_seqlens_q
+    if cu is None or call.plan is not None:
+        return o
+    rows = torch.arange(o.shape[0], device=o.device)
+    return torch.where(((rows >= cu[0]) & (rows < cu[-1]))[:, None, None], o, out)
 
 
 def _changed(out):

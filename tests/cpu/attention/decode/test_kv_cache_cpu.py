@@ -188,6 +188,11 @@ def test_ragged_queries_are_those_of_each_sequence():
     out = torch.full_like(q, 7.0)
     o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, out=out, **given)
     assert o is out and (o[[0, 15]] == 7.0).all()  # rows of no sequence
+    call = torch.compile(tkq.flash_attn_with_kvcache, backend="eager", fullgraph=True)
+    for again in (call, tkq.flash_attn_with_kvcache):  # and on the dispatcher's way
+        copied = torch.full_like(q, 7.0)
+        again(torch._neg_view(-q), k, v, cache_seqlens=lengths, cu_seqlens_q=starts, out=copied, **given)
+        assert torch.equal(copied, o)
     for b in (0, 2):
         own = slice(*starts[b:b + 2].tolist())
         want, of = tkq.flash_attn_with_kvcache(q[None, own], k, v, cache_seqlens=lengths[b:b + 1],
