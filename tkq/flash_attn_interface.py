@@ -41,6 +41,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     pack_gqa: bool | None = None, sm_margin: int = 0):
     """`tkq.flash_attn`. Returns o (B, Sq, H, Dv), or (o, lse (B, H, Sq), None)."""
     _refuse("flash_attn_func", dropout_p, alibi_slopes)
+    check.flag("flash_attn_func: return_attn_probs", return_attn_probs)
     return _results(flash_attn(q, k, v, causal=causal, softmax_scale=softmax_scale, window_size=window_size,
                                softcap=softcap, deterministic=deterministic, return_lse=return_attn_probs))
 
@@ -64,6 +65,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            pack_gqa: bool | None = None, sm_margin: int = 0):
     """`tkq.flash_attn_varlen`. Returns o (total_q, H, Dv), or (o, lse (H, total_q), None)."""
     _refuse("flash_attn_varlen_func", dropout_p, alibi_slopes, block_table=block_table)
+    check.flag("flash_attn_varlen_func: return_attn_probs", return_attn_probs)
     return _results(flash_attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
                                       softmax_scale=softmax_scale, window_size=window_size, softcap=softcap,
                                       seqused_q=seqused_q, seqused_k=seqused_k, return_lse=return_attn_probs,
@@ -102,6 +104,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 
     Returns o (B, Sq, H, Dv), or (o, lse (B, H, Sq))."""
     _refuse(KVCACHE, 0.0, alibi_slopes, cache_leftpad=cache_leftpad)
+    check.flag(f"{KVCACHE}: rotary_interleaved", rotary_interleaved)
+    check.flag(f"{KVCACHE}: return_softmax_lse", return_softmax_lse)
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check.tensor(f"{KVCACHE}: {name}", tensor)
         check.rank(f"{KVCACHE}: {name}", tensor, 4)
@@ -115,11 +119,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                  return_lse=return_softmax_lse)
     if k is not None:
         turned = q if rotary_cos is None else q.new_empty(q.shape)  # as kv_append gives it
-        _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
+        window = _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
         check.refuse_gradient(KVCACHE, q=q)
         table = torch.arange(q.shape[0], device=q.device)[:, None] if rows is None else rows
         q = _append(q, k, v, (k_cache, v_cache, table), lengths, (rotary_cos, rotary_sin, rotary_interleaved),
-                    causal or window_size not in (OPEN, [*OPEN], (None, None)))
+                    causal or window != OPEN)
         lengths = torch.where(lengths < 0, lengths, lengths + k.shape[1])
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{KVCACHE}: rotary_cos and rotary_sin are given, allowed are they with k and v")
@@ -127,15 +131,17 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 
 
 def _before_writing(tensors, asked):
-    """Raises what the attention behind new keys would, while the caches are as they were."""
-    decode.flags(asked["causal"], False, asked["return_lse"])
-    decode.limits(asked["window_size"])
+    """Raises what the attention behind new keys would, while the caches are as they were. The window, -1 for no
+    limit."""
+    decode.flags(asked["causal"], False, False)
+    window = decode.limits(asked["window_size"])
     decode.numbers(asked["softmax_scale"], asked["softcap"])
     call = decode.Call(*tensors)
     check.refuse_gradient(KVCACHE, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
     decode.check_call(call)
     if not ops.traced() and type(call.q) is Tensor:
         decode.check_layouts(call)
+    return window
 
 
 def _rows_of(q, k_cache, cache_batch_idx, block_table):
@@ -174,18 +180,21 @@ def _lengths(cache_seqlens, q, default):
 
 def _append(q, k, v, caches, lengths, rotary, several_positions):
     """Write the new keys; q, rotated where there are angles. caches: of keys, of values, and the pages' table."""
-    for name, tensor in (("k", k), ("v", v)):
-        check.tensor(f"{KVCACHE}: {name}", tensor)
-        check.rank(f"{KVCACHE}: {name}", tensor, 4)
-        check.shape(f"{KVCACHE}: {name}", tensor, (q.shape[0], k.shape[1], *tensor.shape[2:]))
     k_cache, v_cache, table = caches
+    for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        check.dtype(f"{KVCACHE}: {name}", tensor, ("bf16", "fp16"))
+        check.rank(f"{KVCACHE}: {name}", tensor, 4)
+        check.shape(f"{KVCACHE}: {name}", tensor, (q.shape[0], k.shape[1], *cache.shape[2:]))
     if not table.shape[1]:
         raise ValueError(f"{KVCACHE}: block_table is {tuple(table.shape)}, expected a page or more for new keys")
     positions = lengths.long()[:, None] + torch.arange(k.shape[1], device=q.device)
     slots = _slots(positions, table, k_cache.shape[1]).flatten()
     flat = (k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots)
     cos, sin, interleaved = rotary
-    if cos is None and sin is None:
+    if (cos is None) != (sin is None):
+        raise ValueError(f"{KVCACHE}: rotary_{'sin' if cos is None else 'cos'} is given alone, expected rotary_cos and "
+                         "rotary_sin, or neither")
+    if cos is None:
         kv_append(*flat)
         return q
     if q.shape[1] != k.shape[1] or (q.shape[1] > 1 and not several_positions):

@@ -68,6 +68,8 @@ def causal_conv1d_step(x: Tensor, conv_states: Tensor, weight: Tensor, bias: Opt
         return (_step if x.is_cuda else _step_cpu)(call, out)
     check.refuse_gradient(STEP, x=x, conv_states=conv_states, weight=weight, bias=bias, out=out)
     check_step(call, out)  # the dispatcher's words name no argument
+    if not traced:  # which has no addresses
+        check_written(call, out)
     y = _op(*call)
     return y if out is None else out.copy_(y)
 

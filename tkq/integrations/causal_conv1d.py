@@ -17,6 +17,10 @@ from ..runtime.call import check
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
 FN, UPDATE, STATES = __all__
+# what tkq's functions and their arguments are called here
+_OF_FN = ("causal_conv1d:", f"{FN}:"), ("initial_state", "initial_states"), (
+    "output_final_state", "return_final_states")
+_OF_UPDATE = ("causal_conv1d_step", UPDATE), ("conv_states", "conv_state"), ("cache_indices", "conv_state_indices")
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
@@ -38,7 +42,7 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
         check.tensor(f"{FN}: weight", weight)
         check.shape(f"{FN}: final_states_out", final_states_out, (*x.shape[:2], weight.shape[-1] - 1))
     if seq_idx is None:
-        found = causal_conv1d(tokens, weight, bias, activation, initial_states, return_final_states)
+        found = _named(_OF_FN, causal_conv1d, tokens, weight, bias, activation, initial_states, return_final_states)
         if not return_final_states:
             return found.mT
         y, final = found
@@ -62,8 +66,8 @@ def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Te
     check.rank(f"{UPDATE}: x", x, 2, 3)
     if cache_seqlens is not None:
         raise NotImplementedError(f"{UPDATE}: cache_seqlens: got a {type(cache_seqlens).__name__}, supported is None")
-    y = causal_conv1d_step(x if x.dim() == 2 else x.mT, conv_state, weight, bias, _activation(UPDATE, activation),
-                           conv_state_indices)
+    y = _named(_OF_UPDATE, causal_conv1d_step, x if x.dim() == 2 else x.mT, conv_state, weight, bias,
+               _activation(UPDATE, activation), conv_state_indices)
     return y if x.dim() == 2 else y.mT
 
 
@@ -100,6 +104,17 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     check.same_device(x=x, cu_seqlens=cu_seqlens)
     check.size(f"{STATES}: state_len", state_len)
     return final_state(x[None], None, cu_seqlens, state_len + 1)
+
+
+def _named(names, function, *given):
+    """A call whose errors have the names that these functions have: asked beforehand, each call would pay for it."""
+    try:
+        return function(*given)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        words = str(error)
+        for theirs, ours in names:
+            words = words.replace(theirs, ours)
+        raise type(error)(words) from None
 
 
 def _activation(name, activation):

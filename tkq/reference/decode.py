@@ -24,6 +24,8 @@ def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) 
     where = torch.arange(length, device=cache.device)
     pages = table[sequence].long()[where // cache.shape[1]]
     there = pages >= 0
+    if not len(cache):  # no page to look at in place of one that is not there
+        return cache.new_zeros(length, *cache.shape[2:]), there
     found = cache[pages.clamp(min=0), where % cache.shape[1]]
     return found * there[:, None, None] if there.all() else found.masked_fill(~there[:, None, None], 0), there
 

@@ -242,3 +242,24 @@ def test_options_that_are_refused(error, words, changed):
     given = dict(zip(("q", "k", "v", "cos", "sin"), _quantise_inputs(), strict=True)) | changed
     with pytest.raises(error, match=words):
         tkq.quantize_qkv(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+class _WithTables(torch.nn.Module):
+    def forward(self, q, k, v, cos, sin):
+        return tkq.quantize_qkv(q, k, v, cos=cos, sin=sin)
+
+
+def test_tables_are_traced():
+    """Where a table begins is asked when what was compiled or exported runs; torch.func.vmap is refused by name."""
+    given, module = _quantise_inputs(), _WithTables()
+    want = module(*given)
+    for call in (torch.compile(module, backend="eager", fullgraph=True),
+                 *(torch.export.export(module, given, strict=strict).module() for strict in (False, True))):
+        assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(call(*given), want))
+        for i in (3, 4):
+            apart = torch.ones(9 * 32 + 1)[1:].view(9, 32)
+            with pytest.raises(ValueError, match=f"quantize_qkv: {('cos', 'sin')[i - 3]} begins at an address"):
+                call(*given[:i], apart, *given[i + 1:])
+    for i in range(5):
+        with pytest.raises(NotImplementedError, match="quantize_qkv: torch.func.vmap is not supported"):
+            torch.func.vmap(lambda x, i=i: module(*given[:i], x, *given[i + 1:]))(given[i].expand(2, *given[i].shape))

@@ -99,6 +99,19 @@ def test_states_of_packed_sequences_that_are_refused(error, words, changed):
     (ValueError, "causal_conv1d_fn: activation: got 'gelu'", lambda x: causal_conv1d_fn(x, x[0], activation="gelu")),
     (ValueError, "causal_conv1d_fn: seq_idx is given", lambda x: causal_conv1d_fn(
         x, x[0], seq_idx=torch.zeros(1, 4, dtype=torch.int32), return_final_states=True)),
+    (TypeError, "causal_conv1d_fn: return_final_states: got 1", lambda x: causal_conv1d_fn(
+        x, x[0], return_final_states=1)),
+    (TypeError, "causal_conv1d_fn: initial_states: got str", lambda x: causal_conv1d_fn(x, x[0], initial_states="x")),
+    (ValueError, "causal_conv1d_fn: initial_states: shape", lambda x: causal_conv1d_fn(x, x[0], initial_states=x)),
+    (TypeError, "causal_conv1d_update: conv_state_indices: got list", lambda x: causal_conv1d_update(
+        x[..., 0], x, x[0], conv_state_indices=[0])),
+    (ValueError, "causal_conv1d_update: conv_state_indices: shape", lambda x: causal_conv1d_update(
+        x[..., 0], x, x[0], conv_state_indices=torch.zeros(2, dtype=torch.int32))),
+    (ValueError, "causal_conv1d_update: conv_state: shape", lambda x: causal_conv1d_update(x[..., 0], x.mT, x[0])),
+    (ValueError, "causal_conv1d_update: conv_state: has 0 rows for 1", lambda x: causal_conv1d_update(
+        x[..., 0], x[:0], x[0])),
+    (ValueError, "causal_conv1d_update: conv_state: is .* may share memory", lambda x: causal_conv1d_update(
+        x[..., 0], x[..., :1].expand_as(x), x[0])),
     (TypeError, "causal_conv1d_fn: x: got int", lambda x: causal_conv1d_fn(3, x[0]))])
 def test_what_is_refused(error, words, call):
     with pytest.raises(error, match=words):

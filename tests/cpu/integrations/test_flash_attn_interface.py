@@ -145,10 +145,35 @@ ANGLES = dict(rotary_cos=torch.ones(4, 32), rotary_sin=torch.ones(4, 32))
     (TypeError, "dropout_p is a bool", lambda x: fa.flash_attn_func(x, x, x, False)),
     (ValueError, "cache_seqlens is 1099511627776", lambda x: kvcache(cache_seqlens=2 ** 40)),
     (ValueError, "cache_seqlens is -1", lambda x: kvcache(cache_seqlens=-1)),
+    (TypeError, "flash_attn_func: return_attn_probs: got 1", lambda x: fa.flash_attn_qkvpacked_func(
+        x[:, :, :1].expand(1, 4, 3, 2, 64), return_attn_probs=1)),
+    (TypeError, "flash_attn_varlen_func: return_attn_probs: got None", lambda x: fa.flash_attn_varlen_func(
+        x, x, x, x, x, 1, 1, return_attn_probs=None)),
+    (TypeError, "kvcache: return_softmax_lse: got 1", lambda x: kvcache(return_softmax_lse=1)),
+    (TypeError, "kvcache: return_softmax_lse: got 1", lambda x: kvcache(
+        k=ONE, v=ONE, cache_seqlens=1, return_softmax_lse=1)),
+    (TypeError, "kvcache: rotary_interleaved: got 0", lambda x: kvcache(rotary_interleaved=0)),
+    (ValueError, "kvcache: rotary_sin is given alone", lambda x: kvcache(
+        k=ONE, v=ONE, cache_seqlens=1, **ANGLES | dict(rotary_cos=None))),
+    (ValueError, "kvcache: k: shape is .2, 1, 2, 64.", lambda x: kvcache(
+        k=torch.cat((ONE, ONE), 2), v=ONE, cache_seqlens=1)),
     (TypeError, "q: got int", lambda x: fa.flash_attn_with_kvcache(3, x, x))])
 def test_what_is_refused(error, words, call):
     with pytest.raises(error, match=words):
         call(torch.zeros(1, 4, 2, 2, 64, dtype=BF16))
+
+
+@pytest.mark.parametrize("window", [*itertools.product((-1, None), repeat=2)])
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_no_window_is_none_however_it_is_written(window, kind):
+    """Several queries would all be rotated by cache_seqlens, which is not supported; with a window by their own."""
+    cache, new = torch.zeros(2, 2, 4, 1, 64, dtype=BF16), torch.ones(2, 2, 1, 64, dtype=BF16)
+    given = dict(k=new, v=new, cache_seqlens=1, **ANGLES)
+    with pytest.raises(NotImplementedError, match="2 queries and 2 new keys, neither causal or a window"):
+        fa.flash_attn_with_kvcache(new, *cache, window_size=kind(window), **given)
+    assert not cache.any()
+    fa.flash_attn_with_kvcache(new, *cache, window_size=kind((0, None)), **given)
+    fa.flash_attn_with_kvcache(new, *cache, window_size=kind(window), causal=True, **given)
 
 
 @pytest.mark.parametrize("error, wrong", [

@@ -1,9 +1,11 @@
 """Tensors that share memory: found as by a set of addresses, and refused by every op that writes to one of them."""
+import contextlib
 import itertools
 import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tkq
 from tkq.runtime.call.memory import shared
@@ -97,17 +99,70 @@ def convolution():
             lambda: tkq.causal_conv1d_step(randn(2, 8), states, randn(8, 4), out=states[:, :, 1])]
 
 
+def gemm():
+    a, b = randn(8, 8), randn(8, 8)
+    return [lambda: tkq.gemm(a, b, out=a), lambda: tkq.gemm(a, b, out=b), lambda: tkq.gemm(a, a, bias=b[0], out=b)]
+
+
 CALLS = {"flash_attn_with_kvcache": lambda: decode(tkq.flash_attn_with_kvcache),
          "cascade_attention": lambda: decode(tkq.cascade_attention, prefix_len=16), "mla_decode": mla,
          "plan_decode": plan, "kv_append": append, "linear_attn_step": linear, "ssd_step": ssd,
-         "causal_conv1d_step": convolution}
+         "causal_conv1d_step": convolution, "gemm": gemm}
 
 
+class Watched(TorchDispatchMode):
+    """Changes nothing; calls take the dispatcher's way."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", [contextlib.nullcontext, Watched])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_written_lies_apart(name):
+def test_what_is_written_lies_apart(name, way):
     for call in CALLS[name]():
-        with pytest.raises(ValueError, match="shares memory with"):
+        with way(), pytest.raises(ValueError, match="shares memory with"):
             call()
+
+
+class Named(torch.Tensor):
+    """A subclass, which takes the dispatcher's way."""
+
+
+@pytest.mark.parametrize("other", [torch._neg_view, lambda x: x.as_subclass(Named)])
+def test_out_in_a_pool(other):
+    """Where q is no plain tensor: nothing is computed, and the pool stays as it is."""
+    q, k, v, pool = randn(2, 1, 2, 32), randn(2, 1, 2, 32), randn(2, 1, 2, 32), torch.zeros(5, 2, 32, 32, dtype=BF16)
+    within = pool.view(-1)[:v.numel()].view(v.shape)
+    with pytest.raises(ValueError, match="linear_attn_step: state shares memory with out"):
+        tkq.linear_attn_step(other(q), k, v, None, pool, out=within)
+    assert not pool.any()
+
+
+def step(q, v, out):
+    return tkq.linear_attn_step(q, q, v, None, torch.zeros(2, 2, 32, 32), out=out)
+
+
+def space(q, v, out):
+    return tkq.ssd_step(torch.zeros(2, 2, 32, 32), q[:, 0], torch.ones(2, 2), -torch.ones(2), v[:, 0], v[:, 0],
+                        out=out[:, 0])
+
+
+def decoded(q, v, out):
+    return tkq.flash_attn_with_kvcache(q, k_cache=v, v_cache=v, cache_seqlens=torch.ones(2, dtype=I32), out=out)
+
+
+@pytest.mark.parametrize("call", [step, space, decoded])
+@pytest.mark.parametrize("sign", [False, True])
+def test_out_begins_at_16_bytes(call, sign):
+    """Also where a copy would write it."""
+    q, v, out = torch.randn(2, 1, 2, 64), torch.randn(2, 1, 2, 64), torch.zeros(257).bfloat16()[1:].view(2, 1, 2, 64)
+    if call is not decoded:
+        q, v, out = q[..., :32], v[..., :32], out[..., :32]
+    q = torch._neg_view(q.bfloat16()) if sign else q.bfloat16()
+    with pytest.raises(ValueError, match="out: begins at an address that is not a multiple of 16 bytes"):
+        call(q, v.bfloat16(), out)
+    assert not out.any()
 
 
 def test_what_may_lie_side_by_side():

@@ -89,15 +89,25 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         q = tkq.kv_append(k, v, k_cache, v_cache, slots, **angles, q=q)  # (3, 8, 64) bfloat16
     """
     interleaved = _flag(interleaved)
-    if ops.traced():  # the op says that it writes to scales, which those of heads may not share elements for
-        k_scale, v_scale = (x.contiguous() if isinstance(x, Tensor) and x.dim() == 1 else x for x in (k_scale, v_scale))
     call = Call(k, v, k_cache, v_cache, slot_mapping, cos, sin, interleaved, positions, q, k_scale, v_scale)
     if ops.direct(*call.tensors().values()):
         return (_run if k.is_cuda else _run_cpu)(call)
     check.refuse_gradient(OP, **call.tensors())
     _look(call)  # the dispatcher's words name no argument
-    found = _op(*call)
+    if not ops.traced():  # which has no addresses
+        _look_at_memory(call)
+    found = _op(*call._replace(k_scale=_of_heads(call.k_scale), v_scale=_of_heads(call.v_scale)))
     return None if q is None else found
+
+
+def _of_heads(scale):
+    """A scale as the op takes it. The op says that it writes to scales: those of heads, which it only reads, may then
+    share no elements, be no negative view and no zeros without memory."""
+    if scale is None or scale.dim() != 1:
+        return scale
+    if not ops.traced() and scale._is_zerotensor():
+        return scale.clone()
+    return scale.resolve_neg().contiguous()
 
 
 def _look(call):

@@ -4,8 +4,19 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode import launch
-from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers, only_causal
+from tkq.attention.decode import launch, plan_on_cpu
+from tkq.attention.decode.check import (
+    OP,
+    Call,
+    Options,
+    check_call,
+    check_layouts,
+    check_out,
+    flags,
+    limits,
+    numbers,
+    only_causal,
+)
 from tkq.reference import decode as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -116,9 +127,19 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
         check_call(call, out, options)  # the dispatcher's words name no argument
+        check_out(call, out)
         o, lse = _op(*call, *options[:-1])  # without in_parts, which no caller asks for
-        o = o if out is None else out.copy_(o)
+        o = o if out is None else out.copy_(_beside(call, o, out))
     return (o, lse) if return_lse else o
+
+
+def _beside(call, o, out):
+    """The op's result with out's own rows where no sequence has them, which a launch without a plan leaves alone."""
+    cu = call.cu_seqlens_q
+    if cu is None or call.plan is not None:
+        return o
+    rows = torch.arange(o.shape[0], device=o.device)
+    return torch.where(((rows >= cu[0]) & (rows < cu[-1]))[:, None, None], o, out)
 
 
 def _changed(out):
@@ -145,7 +166,11 @@ def _run_cpu(call, options, out=None):
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
         found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
-        own = slice(None) if call.cu_seqlens_q is None else reference.rows_of_sequences(call.cu_seqlens_q, len(o))
+        if call.plan is not None:
+            plan_on_cpu.judge(call, options, *found)
+        own = slice(None)  # with a plan also rows of no sequence: NaN
+        if call.plan is None and call.cu_seqlens_q is not None:
+            own = reference.rows_of_sequences(call.cu_seqlens_q, len(o))
         o[own] = found[0][own]
         if options.return_lse:
             lse.mT[own] = found[1].mT[own]

@@ -1,4 +1,5 @@
 """tkq.check_plan: what the GPU noted in a plan."""
+import torch
 from torch import Tensor
 
 from tkq.attention.decode import words
@@ -21,8 +22,8 @@ def check_plan(plan: Tensor) -> None:
 
     Raises:
         TypeError: plan is no dense tensor of int32.
-        ValueError: plan is none of ``plan_decode``; a length, a page or an index is not in the cache, a length is not
-            the one that was planned for, or the plan was made for another call.
+        ValueError: plan is none of ``plan_decode``, or on meta; a length, a page or an index is not in the cache, a
+            length is not the one that was planned for, or the plan was made for another call.
 
     Example::
 
@@ -31,6 +32,10 @@ def check_plan(plan: Tensor) -> None:
     """
     _check_plan(plan)
     check.rank("check_plan: plan", plan, 1)
+    if plan.is_meta:
+        raise ValueError("check_plan: plan: is on meta, where it has no numbers; allowed are plans on a GPU or the CPU")
+    if not torch.compiler.is_dynamo_compiling() and plan._is_zerotensor():
+        plan = plan.clone()  # zeros in memory, which are no plan
     header = plan[:words.HEADER].tolist()
     if len(header) < words.HEADER or header[words.MAGIC] != words.NUMBER:
         raise ValueError("check_plan: plan: is none of tkq.plan_decode")

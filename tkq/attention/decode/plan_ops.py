@@ -66,6 +66,8 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     if ops.direct(cache_seqlens, cu_seqlens_q, out):
         return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, cu_seqlens_q, of, out)
     _look(cache_seqlens, cu_seqlens_q, of, out)
+    if not ops.traced():
+        _look_at_out(out, cache_seqlens, cu_seqlens_q)
     found = _op(cache_seqlens, cu_seqlens_q, *of)
     return found if out is None else out.copy_(found)
 
@@ -83,11 +85,17 @@ def _look(seqlens, cu, of, out=None):
         check.last_dim_contiguous(f"{PLAN}: out", out)
 
 
-def _run(seqlens, cu, of, out=None):
-    _look(seqlens, cu, of, out)
+def _look_at_out(out, seqlens, cu):
+    """Before anything runs: it may be written to, and lies apart from what is read."""
     if out is not None:
+        check.refuse_overlap(PLAN, out=out)
         check.refuse_inference(PLAN, out=out)
         memory.refuse_shared(PLAN, {"out": out}, {"cache_seqlens": seqlens, "cu_seqlens_q": cu})
+
+
+def _run(seqlens, cu, of, out=None):
+    _look(seqlens, cu, of, out)
+    _look_at_out(out, seqlens, cu)
     made = launch.make_plan(seqlens, of, out, cu)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
@@ -96,8 +104,7 @@ def _run(seqlens, cu, of, out=None):
 
 def _run_cpu(seqlens, cu, of, out=None):
     _look(seqlens, cu, of, out)
-    if out is not None:
-        memory.refuse_shared(PLAN, {"out": out}, {"cache_seqlens": seqlens, "cu_seqlens_q": cu})
+    _look_at_out(out, seqlens, cu)
     made = _fake(seqlens, cu, *of) if out is None else out
     if not made.is_meta:
         made.copy_(reference.plan_decode(seqlens, cu, of, of.parts(132)))

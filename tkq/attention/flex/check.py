@@ -25,7 +25,7 @@ def check_operands(q, k, v, gqa: bool) -> None:
     _tensors(q, k, v)
     if not (q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         _refuse_kinds(q, k, v)
-    width(q.shape[3], v.shape[3])
+    check_columns(q, v)
     (batch, H, _, dim), (batch_k, Hk, Sk, dim_k) = q.shape, k.shape
     if batch_k != batch or dim_k != dim or v.shape[:3] != (batch, Hk, Sk):
         raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
@@ -34,6 +34,15 @@ def check_operands(q, k, v, gqa: bool) -> None:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
     if H and (not Hk or H % Hk):
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; query's must be a multiple of key's")
+
+
+def check_columns(q, v, names=("query", "value"), **of) -> None:
+    """NotImplementedError, with the arguments' names, where no kernel has as many columns. of: as of ``width``."""
+    try:
+        width(q.shape[3], v.shape[3], **of)
+    except NotImplementedError as problem:
+        raise NotImplementedError(f"{problem}: {names[0]} is {tuple(q.shape)}, {names[1]} is "
+                                  f"{tuple(v.shape)}") from None
 
 
 def _refuse_kinds(q, k, v):

@@ -24,7 +24,8 @@ def forward(call: Call, lse: bool, given: tuple | None = None, rows_first: bool 
     if call.q.is_meta:  # which has no numbers to look at
         return o, call.q.new_empty((B, H, S), dtype=torch.float32) if lse else None
     found = reference.flex.flex_attention(*call)
-    return o.copy_(found[0].transpose(1, 2) if rows_first else found[0]), found[1] if lse else None
+    # a copy: autograd forbids to write to a view that it has as a result
+    return o.copy_(found[0].transpose(1, 2) if rows_first else found[0]), found[1].clone() if lse else None
 
 
 def result_like(x, columns=None):

@@ -5,9 +5,8 @@ import torch
 
 from tkq.attention.arguments import OPEN, check_operands, limits, numbers
 from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of, recorded_again, records
-from tkq.attention.flex.check import scale_of
+from tkq.attention.flex.check import check_columns, scale_of
 from tkq.attention.flex.launch import calls
-from tkq.attention.flex.spec import width
 from tkq.runtime.call import check, ops
 
 OP = "flash_attn"
@@ -63,7 +62,7 @@ def _attended(tensors, functions, options, given):
     check.refuse_tangent(OP, q=q, k=k, v=v)
     scale, softcap = numbers[OP](options.softmax_scale, options.softcap)
     _refuse(sinks, options)
-    width(q.shape[3], v.shape[3], OP, WITH)
+    check_columns(q, v, ("q", "v"), op=OP, when=WITH)
     if functions.mask_mod is not None and functions.block_mask is not None:
         raise ValueError(f"{OP}: mask_mod and block_mask: allowed is one of them; a block_mask has its mask_mod")
     score_mod = capped(functions.score_mod, softcap) if softcap else functions.score_mod

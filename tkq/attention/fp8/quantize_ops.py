@@ -10,7 +10,7 @@ from tkq.attention.fp8.spec import MEAN_ROWS, QUANTIZED_TOGETHER, QuantizeSpec
 from tkq.reference import attention_fp8 as reference
 from tkq.reference.fp8 import SMALLEST_SCALE
 from tkq.runtime import arguments
-from tkq.runtime.call import check, dtypes, ops
+from tkq.runtime.call import check, dtypes, memory, ops
 
 OP = "quantize_qkv"
 _tensors = arguments.checker(OP, "q", "k", "v", "cos", "sin")
@@ -120,9 +120,14 @@ def _look_at_tables(q, k, cos, sin):
             raise ValueError(f"{OP}: {name} has {x.shape[0]} rows, {rows} tokens need as many")
         if not x.is_contiguous():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; it must be contiguous: call .contiguous()")
-        if not x.is_meta and x.numel() and x.data_ptr() % 16:
-            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
     check.shape(f"{OP}: sin", sin, tuple(cos.shape))
+
+
+def _look_at_addresses(call):
+    """Of tables that have some: asked by what runs, as torch.compile, torch.export and torch.func show none."""
+    for name, x in (("cos", call.cos), ("sin", call.sin)):
+        if x is not None and x.numel() and memory.address(x) % 16:
+            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
 def _empty(call):
@@ -134,6 +139,7 @@ def _empty(call):
 def _run(call):
     """Of CUDA tensors."""
     _look(call)
+    _look_at_addresses(call)
     made, descale = _empty(call)
     if descale.numel() and (call.q.numel() or call.k.numel()):
         largest, sums = torch.zeros_like(descale, dtype=torch.int32), (None, None)
@@ -152,6 +158,7 @@ def _run(call):
 
 def _run_cpu(call):
     _look(call)
+    _look_at_addresses(call)
     made, descale = _empty(call)
     if not call.q.is_meta:  # which has no numbers to look at
         for x, y in zip((*made, *descale.unbind()), reference.quantize_qkv(*call), strict=True):

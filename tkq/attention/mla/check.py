@@ -4,11 +4,11 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode.check import FARTHEST, tasks
+from tkq.attention.decode.check import FARTHEST, check_out, tasks
 from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, ROW_BYTES
 from tkq.runtime import arguments
-from tkq.runtime.call import check, memory
+from tkq.runtime.call import check
 
 OP = "mla_decode"
 _tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "indices", "topk_length",
@@ -117,9 +117,5 @@ def _cache(cache):
 
 def check_layouts(call: Call, out=None) -> None:
     """What copies of 16 bytes cannot take; an out that must not be written to."""
-    if out is not None:
-        check.refuse_overlap(OP, out=out)
-        check.refuse_inference(OP, out=out)
-        memory.refuse_shared(OP, {"out": out}, call._asdict())
-    tensors = dict(q=call.q, kv_cache=call.kv_cache) | ({} if out is None else dict(out=out))
-    check.rows_of_16_bytes(OP, **tensors)
+    check_out(call, out, OP)
+    check.rows_of_16_bytes(OP, q=call.q, kv_cache=call.kv_cache)

@@ -46,7 +46,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     if not o.numel():
         return o, lse, (), None
     of = planned(call, options)
-    made = make_plan(_lengths(call), of) if made is None else made
+    made = make_plan(lengths_of(call), of) if made is None else made
     cache = cache.unsqueeze(2) if cache.dim() == 3 else cache
     parts = of.parts(arch.num_sms(q.device))
     slots = 2 * parts
@@ -65,7 +65,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     return o, lse, (partial, partial_lse), (run, given)
 
 
-def _lengths(call: Call) -> Tensor:
+def lengths_of(call: Call) -> Tensor:
     """Keys of each sequence of the plan."""
     if call.indices is None:
         return call.cache_seqlens

@@ -1,9 +1,12 @@
 """tkq.mla_decode: what PyTorch sees."""
+import math
 from typing import Optional
 
 import torch
 from torch import Tensor
 
+from tkq.attention.decode import plan_on_cpu
+from tkq.attention.decode.check import check_out
 from tkq.attention.mla import launch
 from tkq.attention.mla.check import OP, Call, Options, check_call, check_layouts, flags, numbers
 from tkq.attention.mla.spec import HEAD_DIM_V
@@ -106,6 +109,7 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
     else:
         check.refuse_gradient(OP, q=q, kv_cache=kv_cache, out=out)
         check_call(call, out)  # the dispatcher's words name no argument
+        check_out(call, out, OP)
         o, lse = _op(*call, *options)
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o
@@ -137,10 +141,25 @@ def _run_cpu(call, options, out=None):
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
         found = reference.mla_decode(*call[:4], options.softmax_scale, options.causal, call.indices, call.topk_length)
+        if call.plan is not None:
+            _judge(call, options, *found)
         o.copy_(found[0])
         if options.return_lse:
             lse.copy_(found[1])
     return o, lse
+
+
+def _judge(call, options, o, lse):
+    """NaN in results where the plan does not fit, as `plan_on_cpu.judge`."""
+    (B, Sq), lengths, cache = call.q.shape[:2], launch.lengths_of(call), call.kv_cache
+    if call.indices is None:
+        lies = plan_on_cpu.bad_pages(call.block_table, lengths, cache.shape[1], cache.shape[0])
+    else:  # keys are rows, each a page of its own
+        lies = plan_on_cpu.bad_pages(call.indices.flatten(0, 1), lengths, 1, cache.shape[0] * cache.shape[1])
+    fine = plan_on_cpu.noted(call.plan, launch.planned(call, options), lengths, call.capacity(), lies)
+    fine = fine[:, None].expand(B, Sq) if call.indices is None else fine.view(B, Sq)
+    o[~fine] = math.nan
+    lse.mT[~fine] = math.nan
 
 
 def _results(call, options):

@@ -199,8 +199,9 @@ def _into(out, a, b, out_dtype, extra, mode, key=None):
     if _needs_gradient(a, b, extra.bias, extra.c, out):
         raise RuntimeError("gemm: out is given and an argument requires a gradient: out has no gradients; call it "
                            "under torch.no_grad(), or without out")
-    if mode == "direct":
+    if not ops.traced():  # which has no addresses
         check_apart(out, a, b, extra)
+    if mode == "direct":
         if out.is_cuda and a.shape[-1] and out.numel():
             launched = run(a, b, out, extra=extra)
             if key is not None:

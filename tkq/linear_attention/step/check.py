@@ -200,10 +200,12 @@ def _check_out(op, q, v, out):
 
 
 def written(op, call, out):
-    """Before a launch in eager mode: what autograd asks of tensors that are written to, and that they lie apart."""
+    """Of calls that torch.compile does not trace, before anything runs: what autograd asks of tensors that are written
+    to, that they lie apart, and that out is where a launch can write it, though on the op's way it is copied to."""
     check.refuse_inference(op, state=call.state)
     if out is not None:
         check.refuse_inference(op, out=out)
+        check.rows_of_16_bytes(op, out=out)
     read = {name: x for name, x in call._asdict().items() if isinstance(x, Tensor) and name != "state"}
     memory.refuse_shared(op, {"state": call.state, "out": out}, read)
 

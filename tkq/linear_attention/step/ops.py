@@ -99,6 +99,8 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
         return (_linear if q.is_cuda else _linear_cpu)(call, out)
     check.refuse_gradient(LINEAR, q=q, k=k, v=v, g=g, state=state, out=out)
     check_linear(call, out)  # the dispatcher's words name no argument
+    if not traced:  # which has no addresses
+        written(LINEAR, call, out)
     o = _linear_op(*call)
     return o if out is None else out.copy_(o)
 
@@ -169,6 +171,8 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
         return (_delta if q.is_cuda else _delta_cpu)(call, out)
     check.refuse_gradient(DELTA, q=q, k=k, v=v, g=g, beta=beta, state=state, out=out)
     check_delta(call, out)
+    if not traced:
+        written(DELTA, call, out)
     o = _delta_op(*call)
     return o if out is None else out.copy_(o)
 
@@ -180,7 +184,7 @@ def _scale(call) -> float:
 def _checked(op, call, out):
     """Strides and what autograd asks, of a call whose shapes have been looked at."""
     of_channels = call.g if call.g is not None and call.g.dim() == 4 else None  # read as q is
-    check.rows_of_16_bytes(op, q=call.q, k=call.k, v=call.v, g=of_channels, out=out)
+    check.rows_of_16_bytes(op, q=call.q, k=call.k, v=call.v, g=of_channels)
     written(op, call, out)
 
 

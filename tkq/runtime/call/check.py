@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..device import arch
-from . import dtypes
+from . import dtypes, memory
 
 FLOAT32_END = 2.0**128 - 2.0**103  # kernels take numbers as float32: from here on they are infinite there
 _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view: which rules autograd has for it
@@ -117,7 +117,7 @@ def strides_of_16_bytes(op: str, name: str, x: Tensor, line: int) -> None:
         if i != line and x.stride(i) % unit and x.shape[i] > 1:
             raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
                              "elements (16 bytes): call .contiguous()")
-    if not x.is_meta and x.data_ptr() % 16:
+    if memory.address(x) % 16:
         raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 TRIES = 1000
 
@@ -19,11 +20,21 @@ def refuse_shared(op_name: str, written: dict, read: dict) -> None:
                                  "apart from it")
 
 
+def address(x: Tensor) -> int:
+    """Of its first element; 0 where it has no memory: on "meta", of fakes, of what wraps other tensors."""
+    if isinstance(x, FakeTensor):  # of which torch warns that it has none
+        return 0
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # of torch.func's and of torch.export's
+        return 0
+
+
 def _placed(tensors) -> list:
-    """(name, tensor, its first address, the end of its last element) of those that have memory, unlike on "meta"."""
+    """(name, tensor, its first address, the end of its last element) of those that have memory."""
     found = []
     for name, x in tensors.items():
-        at = 0 if x is None else x.data_ptr()
+        at = 0 if x is None else address(x)
         if at and x.numel():
             found.append((name, x, at, at + span(x)))
     return found
@@ -31,15 +42,16 @@ def _placed(tensors) -> list:
 
 def same_place(x: Tensor, y: Tensor) -> bool:
     """Are the elements of two tensors of one shape the same?"""
-    return x.data_ptr() == y.data_ptr() and x.stride() == y.stride()
+    return address(x) == address(y) and x.stride() == y.stride()
 
 
 def shared(x: Tensor, y: Tensor) -> bool:
     """Is memory of a tensor also another's? By addresses, whosever storage they are in. Exact, but for tensors whose
     strides go so badly together that `TRIES` places do not tell, which this takes to be apart."""
-    if not (x.numel() and y.numel() and x.data_ptr() and y.data_ptr()):
+    at_x, at_y = address(x), address(y)
+    if not (x.numel() and y.numel() and at_x and at_y):
         return False
-    apart = x.data_ptr() - y.data_ptr()
+    apart = at_x - at_y
     return -span(x) < apart < span(y) and _meet(apart, _layout(x), _layout(y))
 
 

@@ -188,12 +188,44 @@ def test_ragged_queries_are_those_of_each_sequence():
     out = torch.full_like(q, 7.0)
     o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, out=out, **given)
     assert o is out and (o[[0, 15]] == 7.0).all()  # rows of no sequence
+    call = torch.compile(tkq.flash_attn_with_kvcache, backend="eager", fullgraph=True)
+    for again in (call, tkq.flash_attn_with_kvcache):  # and on the dispatcher's way
+        copied = torch.full_like(q, 7.0)
+        again(torch._neg_view(-q), k, v, cache_seqlens=lengths, cu_seqlens_q=starts, out=copied, **given)
+        assert torch.equal(copied, o)
     for b in (0, 2):
         own = slice(*starts[b:b + 2].tolist())
         want, of = tkq.flash_attn_with_kvcache(q[None, own], k, v, cache_seqlens=lengths[b:b + 1],
                                                **(given | dict(block_table=pages[b:b + 1])))
         assert torch.equal(o[own], want[0]) and torch.equal(lse[:, own], of[0])
     assert not o[6:8].any() and (lse[:, 6:8] == -math.inf).all()  # before the first of 7 keys
+
+
+def test_rows_of_no_sequence_are_nan_with_a_plan():
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    starts, q = torch.tensor([1, 6, 6, 14], dtype=torch.int32), torch.randn(16, 4, 64).to(BF16)
+    given = dict(cache_seqlens=lengths, cu_seqlens_q=starts, block_table=pages, return_lse=True)
+    given["plan"] = tkq.plan_decode(lengths, 4, 2, 64, cu_seqlens_q=starts, total_q=16)
+    out = torch.full_like(q, 7.0)
+    none = torch.ones(16, dtype=torch.bool)
+    none[1:14] = False
+    for found, lse in (tkq.flash_attn_with_kvcache(q, k, v, out=out, **given),
+                       tkq.flash_attn_with_kvcache(torch._neg_view(-q), k, v, **given)):
+        assert torch.equal(found.isnan().all(-1).all(-1), none) and torch.equal(lse.isnan().all(0), none)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn])
+def test_a_cache_of_no_pages(dtype):
+    """Keys of a page -1 are skipped, also where there is no other."""
+    empty, q = torch.zeros(0, 4, 2, 64).to(dtype), torch.randn(2, 1, 4, 64).to(BF16)
+    lengths, table = torch.tensor([3, 0], dtype=torch.int32), torch.full((2, 1), -1, dtype=torch.int32)
+    scales = {} if dtype == BF16 else dict.fromkeys(("k_descale", "v_descale"), torch.ones(0, 4, 2))
+    o, lse = tkq.flash_attn_with_kvcache(q, empty, empty, cache_seqlens=lengths, block_table=table, return_lse=True,
+                                         **scales)
+    assert not o.any() and (lse == -math.inf).all()
+    table[0, 0] = 0
+    o = tkq.flash_attn_with_kvcache(q, empty, empty, cache_seqlens=lengths, block_table=table, **scales)
+    assert o[0].isnan().all() and not o[1].any()
 
 
 @pytest.mark.parametrize("scales", [None, "head", "token"])
@@ -221,8 +253,17 @@ def test_plans_on_the_cpu():
     assert tkq.plan_decode(lengths, 8, 2, 128, out=made) is made
     with pytest.raises(ValueError, match="a length is negative"):
         tkq.check_plan(made)
-    with pytest.raises(ValueError, match="is none of tkq.plan_decode"):
-        tkq.check_plan(torch.zeros(30, dtype=torch.int32))
+    for zeros in (torch.zeros, torch._efficientzerotensor):
+        with pytest.raises(ValueError, match="is none of tkq.plan_decode"):
+            tkq.check_plan(zeros((30,), dtype=torch.int32))
+    with pytest.raises(ValueError, match="check_plan: plan: is on meta"):
+        tkq.check_plan(made.to("meta"))
+    with torch.inference_mode():
+        made = tkq.plan_decode(lengths, 8, 2, 128)
+    with pytest.raises(RuntimeError, match="plan_decode: out: was made under torch.inference_mode"):
+        tkq.plan_decode(lengths, 8, 2, 128, out=made)
+    with pytest.raises(ValueError, match="plan_decode: out: is zeros without memory"):
+        tkq.plan_decode(lengths, 8, 2, 128, out=torch._efficientzerotensor(made.shape, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
@@ -262,6 +303,23 @@ def test_what_is_refused(error, words, changed):
     given = dict(q=q, k_cache=k, v_cache=v, cache_seqlens=lengths, block_table=pages) | changed
     with pytest.raises(error, match=f"flash_attn_with_kvcache: .*{words}"):
         tkq.flash_attn_with_kvcache(**given)
+
+
+@pytest.mark.parametrize("other", [lambda x: torch._neg_view(-x), lambda x: x[:1].expand(2)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_scales_of_heads_are_read_alone(other, traced):
+    """However they lie: a negative view, expanded; zeros without memory are zeros."""
+    k, v, slots = *torch.randn(2, 3, 2, 64).to(BF16), torch.tensor([3, 4, -1])
+    caches = [torch.zeros(2, 5, 4, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = torch.full((2,), 0.01)
+    call = torch.compile(tkq.kv_append, backend="aot_eager", fullgraph=True) if traced else tkq.kv_append
+    call(k, v, *caches[0], slots, k_scale=other(scales), v_scale=scales)
+    tkq.kv_append(k, v, *caches[1], slots, k_scale=scales, v_scale=scales)
+    assert torch.equal(*(x.view(torch.uint8) for x in caches)) and caches[0].view(torch.uint8).any()
+    none = torch._efficientzerotensor((2,))
+    tkq.kv_append(k, v, *caches[0], slots, k_scale=none, v_scale=none)
+    tkq.kv_append(k, v, *caches[1], slots, k_scale=torch.zeros(2), v_scale=torch.zeros(2))
+    assert torch.equal(*(x.view(torch.uint8) for x in caches))
 
 
 @pytest.mark.parametrize("words, changed", [

@@ -314,6 +314,16 @@ def test_float8_rows(given):
     assert torch.equal(tkq.mla_decode(**given(kv_cache=cache[:, :, None])), o)
 
 
+@pytest.mark.parametrize("dtype, columns", [(torch.bfloat16, 576), (torch.uint8, 656)])
+def test_a_cache_of_no_pages(dtype, columns):
+    """Keys of a page -1 are skipped, also where there is no other."""
+    lengths, table = torch.tensor([3, 0], dtype=torch.int32), torch.full((2, 1), -1, dtype=torch.int32)
+    q, empty = torch.randn(2, 1, 4, 576).bfloat16(), torch.zeros(0, 4, columns, dtype=dtype)
+    for given in (dict(block_table=table, cache_seqlens=lengths), dict(indices=table[:, None])):
+        o, lse = tkq.mla_decode(q, empty, softmax_scale=0.1, return_lse=True, **given)
+        assert not o.any() and (lse == -math.inf).all()
+
+
 def test_rows_are_quantised_by_groups():
     rows = torch.randn(5, 576, generator=torch.Generator().manual_seed(3))
     rows[:, 128:256] *= 1000

@@ -86,6 +86,15 @@ def test_forms():
         tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(max_scores=True))
 
 
+def test_lse_may_be_written_in_place():
+    """As any result: it is no view. A backward, which saved it, says so."""
+    q, k, v = (x.clone().requires_grad_() for x in make())
+    _, lse = tkq.flex_attention(q, k, v, enable_gqa=True, return_lse=True)
+    assert not lse._is_view()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        lse.mul_(2).sum().backward()
+
+
 def test_wrong_arguments():
     q, k, v = make()
     mask = create_block_mask(gallery.causal, None, None, S, S, "cpu", 64)
@@ -95,7 +104,7 @@ def test_wrong_arguments():
         tkq.flex_attention(q[:, :, 1:], k, v, None, mask)
     with pytest.raises(NotImplementedError, match="multiples of 64"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, None, None, S, S, "cpu", 48))
-    with pytest.raises(NotImplementedError, match="head_dim is 36"):
+    with pytest.raises(NotImplementedError, match="head_dim is 36.*: query is .*36., value is .*36."):
         tkq.flex_attention(*(x[..., :36] for x in (q, k, v)))
     with pytest.raises(ValueError, match="B 1 or 2"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))

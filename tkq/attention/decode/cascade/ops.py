@@ -4,9 +4,9 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode import launch
+from tkq.attention.decode import launch, plan_on_cpu
 from tkq.attention.decode.cascade.plan_ops import CascadePlan, plan_cascade
-from tkq.attention.decode.check import Call, Options, check_layouts, check_sizes
+from tkq.attention.decode.check import Call, Options, check_layouts, check_out, check_sizes
 from tkq.reference import decode as reference
 from tkq.runtime import arguments
 from tkq.runtime.call import autocast, check, ops
@@ -35,8 +35,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
         q, k_cache, v_cache, softmax_scale, causal, softcap, sinks, cu_seqlens_q, batch_invariant: as
             ``flash_attn_with_kvcache`` has them. A q (B, Sq, H, D) whose B and Sq are no one dimension in memory is
             copied first.
-        block_table: (B, n) int32: the pages of each whole sequence. Whole pages of the prefix are looked up in the
-            first row, for all.
+        block_table: (B, n) int32: the pages of each whole sequence, with the same whole pages of the prefix in all
+            rows: where it is read once they are looked up in the first one, for all.
         cache_seqlens: (B,) int32: keys of each sequence, those of the prefix and of its queries among them; 0: there is
             none, and its results mean nothing.
         prefix_len: keys that all sequences begin with. Those of whole pages are read once.
@@ -72,8 +72,9 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
     Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
     sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and, where causal, its
     queries but one, and more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not
-    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Results of either part
-    are rounded to q's dtype before they are merged, but for those of the prefix that several SMs have found together.
+    there, and all are where the prefix, read once, has one in the first row. (Where each sequence reads it, pages of
+    its own row count.) ``tkq.check_plan`` of the plan's two says which. Results of either part are rounded to q's dtype
+    before they are merged, but for those of the prefix that several SMs have found together.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
     ``tkq.reference.decode``, by the same rules.
@@ -112,6 +113,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
         _look(call, keys[0], options, out)  # the dispatcher's words name no argument
+        check_out(call, out, OP)
         o, lse = _op(*call, keys[0], cascade, causal, softmax_scale, softcap, batch_invariant, return_lse)
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o
@@ -234,9 +236,11 @@ def _run_cpu(call, prefix, cascade, options, out=None):
         call, shared = _planned(call, prefix, cascade, options)
         suffix = call.suffix(shared)
         found = reference.flash_attn_with_kvcache(*suffix[:6], *options[:5], *suffix[7:])
+        plan_on_cpu.judge(suffix, options, *found)
         if shared:
             prefix = call.prefix(shared)
             before = reference.flash_attn_with_kvcache(*prefix[:6], False, *options[1:5], *prefix[7:])
+            plan_on_cpu.judge(prefix, options, *before)
             found = reference.merge_state(*_as(before, *found), *found)
         o.copy_(found[0])
         if options.return_lse:
