@@ -230,7 +230,7 @@ def test_layout_errors_name_the_argument():
     q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
     with pytest.raises(ValueError, match="k: strides are .* contiguous"):
         tkq.flash_attn(q, torch.zeros(1, 64, 2, 128, device="cuda", dtype=q.dtype)[..., ::2], v)
-    with pytest.raises(ValueError, match="v begins .* 16 bytes"):
+    with pytest.raises(ValueError, match="v: begins .* 16 bytes"):
         tkq.flash_attn(q, k, torch.zeros(v.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(v))
     with pytest.raises(ValueError, match="k is on cpu|device"):
         tkq.flash_attn(q, k.cpu(), v)
