@@ -122,7 +122,7 @@ class Mamba2(nn.Module):
         Returns out (B, S, d_model), or (out, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
         (z, x, B, C, dt), conv = self._mixed(u, cache, cu_seqlens)
-        found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias,
+        found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias,
                            None if cache is None else cache.state, True, self.dt_limit, output_cache,
                            cu_seqlens=cu_seqlens)
         y, state = found if output_cache else (found, None)
@@ -143,7 +143,7 @@ class Mamba2(nn.Module):
         check.shape("u", u, (None, 1, self.d_model))
         check.as_parameters("u", u, self.in_proj.weight)
         (z, x, B, C, dt), conv = self._mixed(u, cache)
-        y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias, True)
+        y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias, True)
         cache.conv.copy_(conv)
         return self._out(y)
 

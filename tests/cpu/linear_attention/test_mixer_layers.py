@@ -182,6 +182,22 @@ def test_compiled_with_its_cache(kind):
     torch.testing.assert_close((y, *cache.conv, cache.state), (want, *wanted.conv, wanted.state))
 
 
+def test_compiled_where_rows_lie_at_16_bytes():
+    """As at usual sizes: nobody asks where the gate lies in memory, which tracers do not know."""
+    layer, x = make("mamba2", d_model=128), tokens(5, size=128)
+    assert not layer.in_proj.out_features % 8
+    want, last = layer(x, output_cache=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), want)
+    for strict in (False, True):
+        torch.testing.assert_close(torch.export.export(layer, (x,), strict=strict).module()(x), want)
+    with torch.no_grad():
+        steps = [copy.deepcopy(type(last)(*(t.detach() for t in last))) for _ in range(2)]
+        y = torch.compile(layer.step, fullgraph=True, backend="eager")(x[:, :1], steps[0])
+        torch.testing.assert_close((y, *steps[0]), (layer.step(x[:, :1], steps[1]), *steps[1]))
+
+
 @pytest.mark.parametrize("kind, changed, error, words", [
     ("kimi", dict(head_dim=144), NotImplementedError, "head_dim is 144, supported are multiples of 16 from 32 to 128"),
     ("kimi", dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to"),
