@@ -64,7 +64,7 @@ def test_a_convolution_of_no_tokens():
     (dict(weight=torch.zeros(5, 4)), r"weight: shape is \(5, 4\), expected \(6, 4\)"),
     (dict(x=torch.zeros(7, 6)), "x: has 2 dimensions"), (dict(weight=torch.zeros(6, 1, 4)), "weight: has 3 dimensions"),
     (dict(initial_state=torch.zeros(2, 6, 4)), r"initial_state: shape is \(2, 6, 4\), expected \(2, 6, 3\)"),
-    (dict(activation="relu"), "activation: got 'relu', allowed are None and 'silu'")])
+    (dict(activation="relu"), "activation: got 'relu', allowed are 'silu', and None")])
 def test_a_convolution_refuses(changed, words):
     with pytest.raises(ValueError, match=f"causal_conv1d: {words}"):
         causal_conv1d(**dict(x=torch.zeros(2, 7, 6), weight=torch.zeros(6, 4)) | changed)

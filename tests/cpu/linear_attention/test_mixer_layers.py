@@ -261,6 +261,15 @@ def test_packed_sequences(kind):
 
 
 @BOTH
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_packed_sequences_without_tokens(kind, sequences):
+    layer, cu = make(kind), torch.zeros(sequences + 1, dtype=torch.int32)
+    y, cache = layer(tokens(0)[:1], output_cache=True, cu_seqlens=cu)
+    conv = cache.conv if kind == "kimi" else (cache.conv,)
+    assert y.shape == (1, 0, 48) and all(len(t) == sequences and not t.any() for t in (*conv, cache.state))
+
+
+@BOTH
 def test_gradients_of_packed_sequences(kind):
     layer, x = make(kind), tokens(70)[:1]
     cu, dy = torch.tensor([0, 4, 70]), torch.randn(1, 70, 48).to(BF16)

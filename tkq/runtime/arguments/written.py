@@ -7,18 +7,20 @@ table that it reads. What is written for ``eps``, a number from 0 on, is
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from .tables import TABLES
 
 
-def checker(op: str, *names: str, called: str = ""):
+def checker(op: str, *names: str, called: str = "", also: tuple = ()):
     """A function of the values of these arguments of an op, in this order, which raises what ``Argument.take`` does,
     and returns the values as the op goes on with them: a tuple; the one itself of a single name.
 
-    called: the name that errors say, where it is not the op's."""
-    arguments = {argument.name: argument for argument in TABLES[op]}
+    called: the name that errors say, where it is not the op's. also: types that its tensors may have too."""
+    arguments = {a.name: replace(a, dtypes=(*a.dtypes, *also)) if also else a for a in TABLES[op]}
     known = {"Tensor": Tensor, "torch_dtype": torch.dtype, "strided": torch.strided,
              "traced": torch.compiler.is_dynamo_compiling}
     lines = [f"def check({', '.join(names)}):"]
