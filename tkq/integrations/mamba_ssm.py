@@ -42,7 +42,8 @@ def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Te
             raise NotImplementedError(f"{SCAN}: {name}: got {shown}, supported is {default}; tkq.mamba2_ssd takes "
                                       "packed sequences by its own cu_seqlens")
     x, B, C, z = _laid_out(SCAN, x=x, B=B, C=C, z=z)
-    return mamba2_ssd(x, dt, _decay(A).float(), B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, return_final_states)
+    return mamba2_ssd(x, dt, _decay(A).float(), B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit,
+                      return_final_states)
 
 
 def selective_state_update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,

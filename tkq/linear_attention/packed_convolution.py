@@ -10,8 +10,8 @@ from tkq.reference.linear_attention import edges
 
 
 def packed_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu: Tensor) -> Tensor:
-    """x (1, S, C), S above 0, state (N, C, W - 1), ahead of each sequence -> (1, C, S), without activation. Tokens of no
-    sequence count as zeros, whatever is there, and give 0. Nothing waits for cu (N + 1,), which mean what `edges`
+    """x (1, S, C), S above 0, state (N, C, W - 1), ahead of each sequence -> (1, C, S), without activation. Tokens of
+    no sequence count as zeros, whatever is there, and give 0. Nothing waits for cu (N + 1,), which mean what `edges`
     says."""
     (_, S, C), ahead = x.shape, weight.shape[1] - 1
     bounds, place = edges(cu, S), torch.arange(S, device=x.device)

@@ -28,8 +28,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     """y[t] = activation(bias + sum of weight[:, i] x[t - W + 1 + i]), i from 0 to W - 1.
 
     Args:
-        x: (B, S, C). weight: (C, W). bias: (C,). These and states are bf16, fp16, fp32 or float64, each its own: computed
-            in the widest.
+        x: (B, S, C). weight: (C, W). bias: (C,). These and states are bf16, fp16, fp32 or float64, each its own:
+            computed in the widest.
         activation: None or "silu".
         initial_state: (B, C, W - 1), what comes before x, the oldest first; None: zeros.
         output_final_state: also return the last W - 1 inputs, likewise.

@@ -132,8 +132,10 @@ def test_other_devices(name):
 
 
 @pytest.mark.parametrize("changed, error, words", [
-    (dict(width=0), ValueError, "width is 0, allowed are ints from 1 on"), (dict(width=-7), ValueError, "width is -7"),
-    (dict(width=True), TypeError, "width: got True"), (dict(width=[3]), TypeError, r"width: got \[3\], allowed are ints"),
+    (dict(width=0), ValueError, "width is 0, allowed are ints from 1 on"),
+    (dict(width=-7), ValueError, "width is -7"),
+    (dict(width=True), TypeError, "width: got True"),
+    (dict(width=[3]), TypeError, r"width: got \[3\], allowed are ints"),
     (dict(channels="x"), TypeError, "channels: got 'x', allowed are ints"), (dict(bias=1), TypeError, "bias: got 1"),
     (dict(activation="relu"), ValueError, "activation: got 'relu', allowed are 'silu', and None"),
     (dict(activation=1), TypeError, "activation: got 1, allowed are 'silu', and None"),

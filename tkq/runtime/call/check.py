@@ -62,6 +62,12 @@ def is_traced(x) -> bool:
     return isinstance(x, (torch.SymFloat, torch.SymInt))
 
 
+def plain_size(n):
+    """A tensor's size as a number, for what takes no tensor in its place: torch.jit.trace has tensors, and keeps the
+    number that it traces with."""
+    return int(n) if isinstance(n, Tensor) else n
+
+
 def number(name: str, x) -> None:
     """TypeError unless x is a number: Python's, or one that is traced."""
     if (isinstance(x, bool) or not isinstance(x, (int, float))) and not is_traced(x):
