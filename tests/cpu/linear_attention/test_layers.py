@@ -193,6 +193,7 @@ def test_compiled_with_its_cache():
     (dict(head_v_dim=512), NotImplementedError, "head_v_dim is 512, supported are multiples of 16 from 32 to 256"),
     (dict(num_v_heads=3), ValueError, "num_v_heads is 3, allowed are multiples of num_heads, which is 2"),
     (dict(num_heads=0), ValueError, "num_heads is 0"), (dict(conv_size=1.5), TypeError, "conv_size"),
+    (dict(norm_eps=-1.0), ValueError, "norm_eps: got -1.0"), (dict(norm_eps=None), TypeError, "norm_eps: got NoneType"),
     (dict(use_gate=1), TypeError, "use_gate: got 1"), (dict(allow_neg_eigval=None), TypeError, "allow_neg_eigval: got"),
 ])
 def test_what_is_refused(changed, error, words):

@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -168,6 +169,11 @@ def test_state_dicts_pickles_copies(kind):
         assert torch.equal(made(x), layer(x))
 
 
+def test_numbers_of_numpy():
+    layer = make("kimi", lower_bound=numpy.float32(-2.0), norm_eps=numpy.float64(1e-3))
+    assert type(layer.lower_bound) is float and layer.lower_bound == -2.0 and layer.o_norm.eps == 1e-3
+
+
 def test_what_is_printed():
     assert "num_v_heads=4, head_v_dim=48, lower_bound=-2.0\n" in repr(make("kimi", lower_bound=-2.0))
     assert "48, d_state=32, heads=3, headdim=32, ngroups=1\n" in repr(tkq.nn.Mamba2(**MAMBA))
@@ -206,8 +212,12 @@ def test_compiled_where_rows_lie_at_16_bytes():
     ("kimi", dict(num_heads=0), ValueError, "num_heads is 0"), ("kimi", dict(conv_size=1.5), TypeError, "conv_size"),
     ("kimi", dict(conv_bias=1), TypeError, "conv_bias: got 1"),
     ("kimi", dict(lower_bound="low"), TypeError, "lower_bound: got str"),
-    ("kimi", dict(lower_bound=0.5), ValueError, "lower_bound is 0.5, allowed are numbers below 0"),
-    ("kimi", dict(lower_bound=-math.inf), ValueError, "lower_bound is -inf"),
+    ("kimi", dict(lower_bound=0.5), ValueError, "lower_bound: got 0.5, allowed are numbers below 0"),
+    *(("kimi", dict(lower_bound=wrong), ValueError, "lower_bound: got .*, allowed are finite numbers")
+      for wrong in (-math.inf, math.nan, -10**400)),
+    ("kimi", dict(norm_eps=math.nan), ValueError, "norm_eps: got nan"),
+    ("kimi", dict(norm_eps="1"), TypeError, "norm_eps: got str"),
+    ("mamba2", dict(norm_eps=-1e-5), ValueError, "norm_eps: got -1e-05, allowed are finite numbers from 0 on"),
     ("mamba2", dict(headdim=40), ValueError, "headdim is 40, allowed are divisors of expand . d_model, which is 96"),
     ("mamba2", dict(headdim=24), NotImplementedError, "headdim is 24, supported are multiples of 16 from 32 to 256"),
     ("mamba2", dict(d_state=40), NotImplementedError, "d_state is 40, supported are multiples of 16 from 32 to"),
