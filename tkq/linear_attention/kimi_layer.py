@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.delta.ops import gated_delta_rule
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_heads
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_cache, check_heads
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import COLUMN_DIMS
 from tkq.linear_attention.step.ops import gated_delta_rule_step
@@ -110,6 +110,7 @@ class KimiDeltaAttention(nn.Module):
 
         Returns y (B, S, hidden_size), or (y, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
+        check_cache("KimiDeltaAttention", cache, DeltaNetCache, output_cache)
         (q, k, v), conv = self._mixed(x, cache, cu_seqlens)
         found = gated_delta_rule(q, k, v, *self._gates(x), None, None if cache is None else cache.state, output_cache,
                                  True, cu_seqlens=cu_seqlens)
@@ -127,6 +128,7 @@ class KimiDeltaAttention(nn.Module):
         check.tensor("x", x)
         check.shape("x", x, (None, 1, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
+        check_cache("KimiDeltaAttention.step", cache, DeltaNetCache, needed=True)
         (q, k, v), conv = self._mixed(x, cache)
         o = gated_delta_rule_step(q, k, v, *self._gates(x), cache.state, None, True)
         for old, new in zip(cache.conv, conv):

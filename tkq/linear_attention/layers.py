@@ -113,6 +113,7 @@ class GatedDeltaNet(nn.Module):
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
+        check_cache("GatedDeltaNet", cache, DeltaNetCache, output_cache)
         before = (None, None, None) if cache is None else cache.conv
         mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]
@@ -131,6 +132,23 @@ class GatedDeltaNet(nn.Module):
         return (f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
                 f"num_v_heads={self.num_v_heads}, head_v_dim={self.head_v_dim}"
                 f"{', allow_neg_eigval=True' if self.allow_neg_eigval else ''}")
+
+
+def check_cache(layer, cache, kind, output_cache=False, needed=False):
+    """What a call with a cache is given; kind: the cache's class, needed: None is not allowed. Shapes and types are
+    looked at where its tensors go."""
+    check.flag(f"{layer}: output_cache", output_cache)
+    if cache is None and not needed:
+        return
+    if not isinstance(cache, kind):
+        raise TypeError(f"{layer}: cache: got {type(cache).__name__}, expected a {kind.__name__}, as calls with "
+                        f"output_cache=True give it{'' if needed else ', or None'}")
+    conv = cache.conv if kind is DeltaNetCache else (cache.conv,)
+    if not isinstance(conv, (tuple, list)) or (kind is DeltaNetCache and len(conv) != 3):
+        raise TypeError(f"{layer}: cache.conv: got {arguments.came(conv)}, expected the tensors of q, k and v")
+    for x in conv:
+        check.tensor(f"{layer}: cache.conv", x)
+    check.tensor(f"{layer}: cache.state", cache.state)
 
 
 def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim, head_dims=HEAD_DIMS):

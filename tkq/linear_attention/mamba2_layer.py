@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tkq.linear_attention.check import for_tma
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, check_cache
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.linear_attention.ssd.ops import mamba2_ssd
@@ -123,6 +123,7 @@ class Mamba2(nn.Module):
 
         Returns out (B, S, d_model), or (out, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
+        check_cache("Mamba2", cache, Mamba2Cache, output_cache)
         (z, x, B, C, dt), conv = self._mixed(u, cache, cu_seqlens)
         found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias,
                            None if cache is None else cache.state, True, self.dt_limit, output_cache,
@@ -144,6 +145,7 @@ class Mamba2(nn.Module):
         check.tensor("u", u)
         check.shape("u", u, (None, 1, self.d_model))
         check.as_parameters("u", u, self.in_proj.weight)
+        check_cache("Mamba2.step", cache, Mamba2Cache, needed=True)
         (z, x, B, C, dt), conv = self._mixed(u, cache)
         y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias, True)
         cache.conv.copy_(conv)

@@ -210,6 +210,19 @@ def test_inputs_that_are_refused():
         layer(tokens()[:1], cache)
 
 
+def test_caches_that_are_refused():
+    layer, x = make(), tokens()
+    _, cache = layer(x, output_cache=True)
+    with pytest.raises(TypeError, match="^GatedDeltaNet: output_cache: got 1, allowed are True and False"):
+        layer(x, output_cache=1)
+    for wrong, words in (((1, 2), ": got tuple, expected a DeltaNetCache"),
+                         (cache._replace(state=1), ".state: got int"),
+                         (cache._replace(conv=cache.conv[:2]), ".conv: got .*, expected the tensors of q, k and v"),
+                         (cache._replace(conv=(None,) * 3), ".conv: got NoneType")):
+        with pytest.raises(TypeError, match=f"^GatedDeltaNet: cache{words}"):
+            layer(x, wrong)
+
+
 def test_a_convolution_is_a_module_of_its_own():
     """With what hooks see: the projection's result, and what the rule is given."""
     layer, seen = make(), []

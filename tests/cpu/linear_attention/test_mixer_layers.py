@@ -244,6 +244,25 @@ def test_inputs_that_are_refused(kind):
         layer.step(tokens(), cache)
 
 
+@BOTH
+def test_caches_that_are_refused(kind):
+    layer, x = make(kind), tokens(1)
+    name = type(layer).__name__
+    _, cache = layer(x, output_cache=True)
+    with pytest.raises(TypeError, match=f"^{name}: output_cache: got 1, allowed are True and False"):
+        layer(x, output_cache=1)
+    with pytest.raises(TypeError, match=f"^{name}: cache: got tuple, expected a .*Cache, .* or None"):
+        layer(x, (1, 2))
+    for wrong in (None, tuple(cache)):
+        with pytest.raises(TypeError, match=f"^{name}.step: cache: got {type(wrong).__name__}, expected a .*Cache"):
+            layer.step(x, wrong)
+    for call, where in ((layer, name), (layer.step, f"{name}.step")):
+        with pytest.raises(TypeError, match=f"^{where}: cache.conv: got"):
+            call(x, cache._replace(conv=1))
+        with pytest.raises(TypeError, match=f"^{where}: cache.state: got NoneType"):
+            call(x, cache._replace(state=None))
+
+
 def test_a_limit_has_no_step():
     layer = make("mamba2", dt_limit=(0.0, 0.5))
     _, cache = layer(tokens(), output_cache=True)
