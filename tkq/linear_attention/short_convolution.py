@@ -65,7 +65,13 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
     y = ACTIVATIONS[activation](_of_taps(*_widened(x, weight, state, bias), cu_seqlens if S else None))
     y = y.to(x.dtype).transpose(1, 2).contiguous()
-    return (y, final_state(x, initial_state, cu_seqlens, W)) if output_final_state else y
+    if not output_final_state:
+        return y
+    if cu_seqlens is not None:
+        return y, final_state(x, initial_state, cu_seqlens, W)
+    # of all of x, and not of its last tokens, whose number tracers would have to know
+    return y, torch.cat((state, x.transpose(1, 2).to(state.dtype)), 2)[..., S:].clone(
+        memory_format=torch.contiguous_format)
 
 
 def _widened(*tensors):

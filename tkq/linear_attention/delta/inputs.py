@@ -54,13 +54,13 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
 def in_kernel(q, k, v, g, beta, options: DeltaOptions, others: tuple) -> bool:
     """Does the rule's kernel itself divide q and k by their lengths? With gates of columns, in bf16, where nothing is
     recorded and TMA reads q and k as they lie. What it is not sure of is none."""
-    needed, tensors = (q, k, v, g, beta), (q, k, v, g, beta, options.A_log, options.dt_bias, *others)
-    if options.l2norm is not True or not all(x is None or isinstance(x, Tensor) for x in tensors):
+    needed, others = (q, k, v, g, beta), (options.A_log, options.dt_bias, *others)
+    if options.l2norm is not True or not all(isinstance(x, Tensor) for x in needed):
         return False
-    if any(x is None for x in needed):
+    if not all(x is None or isinstance(x, Tensor) for x in others):
         return False
     if not (q.is_cuda and g.dim() == q.dim() == k.dim() == 4 and q.dtype == k.dtype == torch.bfloat16
-            and ops.route(*tensors) == "direct"):
+            and ops.route(*needed, *others) == "direct"):
         return False
     try:
         check_layouts(DELTA, q, k)

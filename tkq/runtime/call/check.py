@@ -118,28 +118,21 @@ def rows_of_16_bytes(op: str, **tensors: Tensor | None) -> None:
 
 def strides_of_16_bytes(op: str, name: str, x: Tensor, line: int) -> None:
     """Likewise, of all dimensions but one, `line`, whose neighbours are neighbours in memory."""
-    i = _odd_stride(x, line)
-    if i is not None:
-        raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of "
-                         f"{16 // x.element_size()} elements (16 bytes): call .contiguous()")
+    unit = 16 // x.element_size()
+    for i in range(x.dim()):
+        if i != line and x.stride(i) % unit and x.shape[i] > 1:
+            raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
+                             "elements (16 bytes): call .contiguous()")
     if not x.is_meta and x.data_ptr() % 16:
         raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
 def strides_fit_16_bytes(x: Tensor) -> bool:
-    """Would `rows_of_16_bytes` take a tensor, wherever it begins? Raises nothing, so that tracers follow it."""
-    if not x.numel() or not x.dim():
-        return True
-    return (x.shape[-1] == 1 or x.stride(-1) == 1) and _odd_stride(x, x.dim() - 1) is None
-
-
-def _odd_stride(x, line):
-    """The first dimension but `line` whose stride is no multiple of 16 bytes; None: there is none."""
-    unit = 16 // x.element_size()
-    for i in range(x.dim()):
-        if i != line and x.stride(i) % unit and x.shape[i] > 1:
-            return i
-    return None
+    """Would `rows_of_16_bytes` take a tensor, wherever it begins? Raises nothing, so that tracers follow it, and asks
+    inner dimensions first: a stride outside of them is their multiple, and its size says nothing then."""
+    unit, inner = 16 // x.element_size(), x.dim() - 1
+    fits = inner < 0 or x.stride(inner) == 1 or x.shape[inner] == 1
+    return (fits and all(x.stride(i) % unit == 0 or x.shape[i] == 1 for i in reversed(range(inner)))) or not x.numel()
 
 
 def _dense(name, x):
