@@ -8,11 +8,12 @@ NotImplementedError: ``cache_seqlens``, of states that are ring buffers.
 """
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import causal_conv1d, causal_conv1d_step
 from ..convolution.states import final_state
-from ..runtime.call import check
+from ..runtime.call import check, memory, ops
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]
 
@@ -28,19 +29,18 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
                      final_states_out: Tensor | None = None, activation: str | None = None):
     """`tkq.causal_conv1d` of x (B, dim, S). seq_idx: (B, S), int32: neighbouring tokens of one number are a sequence,
     which sees no other. (Numbers below 0 are numbers like others here; causal-conv1d gives zeros for them.) As there,
-    it goes without states. final_states_out: where the final states are written, (B, dim, W - 1), with
-    return_final_states.
+    it goes without states. final_states_out: where the final states are written, (B, dim, W - 1), bf16, fp16 or fp32,
+    with return_final_states; its elements lie apart from one another, and from those of x, weight and bias.
 
     Returns out (B, dim, S), or (out, final states)."""
     check.tensor(f"{FN}: x", x)
     check.rank(f"{FN}: x", x, 3)
+    check.flag(f"{FN}: return_final_states", return_final_states)
     activation, tokens = _activation(FN, activation), x.mT
     if final_states_out is not None:
         if not return_final_states:
             raise ValueError(f"{FN}: final_states_out is given, allowed is with return_final_states")
-        check.tensor(f"{FN}: final_states_out", final_states_out)
-        check.tensor(f"{FN}: weight", weight)
-        check.shape(f"{FN}: final_states_out", final_states_out, (*x.shape[:2], weight.shape[-1] - 1))
+        _check_out(final_states_out, x, weight, bias, initial_states)
     if seq_idx is None:
         found = _named(_OF_FN, causal_conv1d, tokens, weight, bias, activation, initial_states, return_final_states)
         if not return_final_states:
@@ -52,6 +52,22 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
     check.dtype(f"{FN}: seq_idx", seq_idx, ("int32", "int64"))
     check.shape(f"{FN}: seq_idx", seq_idx, tuple(tokens.shape[:2]))
     return causal_conv1d(tokens, weight, bias, activation, seq_idx=seq_idx).mT
+
+
+def _check_out(out, x, weight, bias, states):
+    """It is written behind the op, which knows nothing of it."""
+    check.dtype(f"{FN}: final_states_out", out, ("bf16", "fp16", "fp32"))
+    check.tensor(f"{FN}: weight", weight)
+    check.rank(f"{FN}: weight", weight, 2)
+    check.shape(f"{FN}: final_states_out", out, (*x.shape[:2], weight.shape[1] - 1))
+    check.same_device(x=x, final_states_out=out)
+    check.refuse_overlap(FN, final_states_out=out)
+    if ops.route(x, weight, bias, states, out) == "op":  # tracers' tensors have no memory
+        return
+    memory.refuse_shared(FN, {"final_states_out": out}, dict(x=x, weight=weight, bias=bias))
+    check.refuse_inference(FN, final_states_out=out)
+    if torch.is_grad_enabled():
+        check.refuse_leaf(FN, final_states_out=out)
 
 
 def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None,

@@ -14,12 +14,11 @@ not what, and are passed over.
 """
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .. import based, gated_delta_rule, linear_attn
-from ..linear_attention.channels.decays import column_decays
 from ..runtime.call import check
+from .fla_inputs import column_gates, lightning, of_rank, ones_like_beta, retention, state_and_sum, wide_beta, wide_gate
 
 __all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_gla", "chunk_kda", "chunk_lightning_attn",
            "chunk_linear_attn", "chunk_retention", "chunk_simple_gla", "fused_chunk_based", "fused_chunk_linear_attn",
@@ -47,25 +46,11 @@ def _extra(name, op, **given):
     return passed
 
 
-def _wide(x, *types):
-    """Of a gate: float32, where it has one of some types of 16 bits."""
-    return x.float() if isinstance(x, Tensor) and x.dtype in types else x
-
-
-_HALF = torch.bfloat16, torch.float16
-
-
 # ---- linear attention -----------------------------------------------------------------------------------------------
 
 
-def _of_rank(name, argument, x, dims):
-    """Other functions have gates of other ranks. What is no tensor is refused by the op."""
-    if isinstance(x, Tensor):
-        check.rank(f"{name}: {argument}", x, dims)
-
-
 def _linear(name, q, k, v, g, scale, initial_state, output_final_state, **given):
-    found = linear_attn(q, k, v, _wide(g, *_HALF), scale, initial_state, output_final_state,
+    found = linear_attn(q, k, v, wide_gate(g), scale, initial_state, output_final_state,
                         **_extra(name, "linear_attn", **given))
     return found if output_final_state else (found, None)
 
@@ -106,8 +91,8 @@ def parallel_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None
 def _simple_gla(name, q, k, v, g, g_gamma, scale, initial_state, output_final_state, **given):
     if g is not None and g_gamma is not None:
         raise NotImplementedError(f"{name}: g_gamma: got a tensor with g, allowed is one of them")
-    _of_rank(name, "g", g, 3)
-    _of_rank(name, "g_gamma", g_gamma, 1)
+    of_rank(name, "g", g, 3)
+    of_rank(name, "g_gamma", g_gamma, 1)
     gates = g if g_gamma is None else g_gamma
     return _linear(name, q, k, v, gates, scale, initial_state, output_final_state, **given)
 
@@ -117,7 +102,7 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = 
               cu_seqlens: Tensor | None = None, cu_seqlens_cpu=None):
     """`tkq.linear_attn` with g (B, T, HV, K), logarithms of decays for each column of k."""
     check.tensor("chunk_gla: g", g)
-    _of_rank("chunk_gla", "g", g, 4)
+    of_rank("chunk_gla", "g", g, 4)
     return _linear("chunk_gla", q, k, v, g, scale, initial_state, output_final_state, state_v_first=state_v_first,
                    cu_seqlens=cu_seqlens)
 
@@ -127,7 +112,7 @@ def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = Non
                         output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
                         cu_seqlens: Tensor | None = None):
     """As `chunk_gla`, whose g is gk, or None: nothing decays."""
-    _of_rank("fused_recurrent_gla", "gk", gk, 4)
+    of_rank("fused_recurrent_gla", "gk", gk, 4)
     return _linear("fused_recurrent_gla", q, k, v, gk, scale, initial_state, output_final_state, gv=gv,
                    reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
@@ -136,7 +121,7 @@ def chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
                     output_final_state: bool = False, cu_seqlens: Tensor | None = None, *,
                     chunk_size: int | None = None):
     """`tkq.linear_attn` with RetNet's decays: 1 - 2^(-5 - h) of head h."""
-    return _linear("chunk_retention", q, k, v, _retention(q), scale, initial_state, output_final_state,
+    return _linear("chunk_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
                    cu_seqlens=cu_seqlens)
 
 
@@ -144,7 +129,7 @@ def fused_chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None =
                           initial_state: Tensor | None = None, output_final_state: bool = False,
                           cu_seqlens: Tensor | None = None):
     """As `chunk_retention`."""
-    return _linear("fused_chunk_retention", q, k, v, _retention(q), scale, initial_state, output_final_state,
+    return _linear("fused_chunk_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
                    cu_seqlens=cu_seqlens)
 
 
@@ -152,25 +137,15 @@ def fused_recurrent_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | No
                               initial_state: Tensor | None = None, output_final_state: bool = False,
                               reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None):
     """As `chunk_retention`."""
-    return _linear("fused_recurrent_retention", q, k, v, _retention(q), scale, initial_state, output_final_state,
+    return _linear("fused_recurrent_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
                    reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
 
 def parallel_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, output_attentions: bool = False,
                        cu_seqlens: Tensor | None = None):
     """As `chunk_retention`, without states: the pair (o, None)."""
-    return _linear("parallel_retention", q, k, v, _retention(q), scale, None, False,
+    return _linear("parallel_retention", q, k, v, retention(q), scale, None, False,
                    output_attentions=output_attentions, cu_seqlens=cu_seqlens)
-
-
-def _retention(q):
-    return (-torch.exp2(-5.0 - _heads(q))).log1p()
-
-
-def _heads(q):
-    """0, 1, .. of q's heads, float32; q as it is where it is no such tensor, which the op refuses by its name."""
-    heads = q.shape[2] if isinstance(q, Tensor) and q.dim() > 2 else 0
-    return torch.arange(heads, dtype=torch.float32, device=q.device if heads else None)
 
 
 def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_layers: int, scale: float | None = None,
@@ -179,7 +154,7 @@ def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_la
     """`tkq.linear_attn` with the decays of Lightning Attention in a layer of a model: exp(-8 h / H (1 - layer_idx /
     num_layers)) of head h of H."""
     name = "chunk_lightning_attn"
-    return _linear(name, q, k, v, _lightning(name, q, layer_idx, num_layers), scale, initial_state,
+    return _linear(name, q, k, v, lightning(name, q, layer_idx, num_layers), scale, initial_state,
                    output_final_state, cu_seqlens=cu_seqlens)
 
 
@@ -189,15 +164,8 @@ def fused_recurrent_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: i
                                    cu_seqlens: Tensor | None = None):
     """As `chunk_lightning_attn`."""
     name = "fused_recurrent_lightning_attn"
-    return _linear(name, q, k, v, _lightning(name, q, layer_idx, num_layers), scale, initial_state,
+    return _linear(name, q, k, v, lightning(name, q, layer_idx, num_layers), scale, initial_state,
                    output_final_state, reverse=reverse, cu_seqlens=cu_seqlens)
-
-
-def _lightning(name, q, layer_idx, num_layers):
-    check.number(f"{name}: layer_idx", layer_idx)
-    check.size(f"{name}: num_layers", num_layers)
-    heads = _heads(q)
-    return heads * (-8.0 / max(len(heads), 1) * (1.0 - layer_idx / num_layers))
 
 
 def chunk_linear_attn(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state=None,
@@ -230,7 +198,7 @@ def _normalized(name, q, k, v, scale, initial_state, output_final_state, normali
         return _linear(name, q, k, v, None, scale, initial_state, output_final_state, **given)
     if given.get("cu_seqlens") is not None:
         raise NotImplementedError(f"{name}: cu_seqlens: got a Tensor with normalize=True, allowed is one of them")
-    state, z = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
+    state, z = state_and_sum(name, q, initial_state)
     o, last = _linear(name, q, k, v, None, scale, state, output_final_state, **given)
     sums = k.float().cumsum(1)
     sums = sums if z is None else sums + z
@@ -248,18 +216,14 @@ def _normalized(name, q, k, v, scale, initial_state, output_final_state, normali
 
 
 def _delta(name, q, k, v, g, beta, scale, initial_state, output_final_state, l2norm, given, options):
-    if beta is None:
-        beta = torch.ones(v.shape[:3], device=v.device)
     sigmoid = options.pop("use_beta_sigmoid_in_kernel", False)
     check.flag(f"{name}: use_beta_sigmoid_in_kernel", sigmoid)
-    if sigmoid:
-        check.tensor(f"{name}: beta", beta)
-        beta = beta.float().sigmoid()
-    elif options.get("allow_neg_eigval"):
+    beta = wide_beta(name, beta, sigmoid)
+    if not sigmoid and options.get("allow_neg_eigval"):
         raise ValueError(f"{name}: allow_neg_eigval: got True, allowed with use_beta_sigmoid_in_kernel=True alone")
     if not options.get("use_gate_in_kernel"):
-        g = _wide(g, *_HALF)
-    found = gated_delta_rule(q, k, v, g, _wide(beta, torch.float16), scale, initial_state, output_final_state, l2norm,
+        g = wide_gate(g)
+    found = gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, l2norm,
                              **options, **_extra(name, "gated_delta_rule", **given))
     return found if output_final_state else (found, None)
 
@@ -272,7 +236,7 @@ def chunk_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Ten
                            *, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
                            dt_bias: Tensor | None = None, chunk_size: int | None = None):
     """`tkq.gated_delta_rule`. use_beta_sigmoid_in_kernel: beta is sigmoid(beta), with allow_neg_eigval twice that."""
-    _of_rank("chunk_gated_delta_rule", "g", g, 3)
+    of_rank("chunk_gated_delta_rule", "g", g, 3)
     given = dict(state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval,
                    use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
@@ -288,7 +252,8 @@ def fused_recurrent_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor 
                                      use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
                                      state_v_first: bool = False, cu_seqlens: Tensor | None = None):
     """As `chunk_gated_delta_rule`; beta is 1 where not given."""
-    _of_rank("fused_recurrent_gated_delta_rule", "g", g, 3)
+    of_rank("fused_recurrent_gated_delta_rule", "g", g, 3)
+    beta = ones_like_beta("fused_recurrent_gated_delta_rule", v) if beta is None else beta
     given = dict(gk=gk, gv=gv, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval,
                    use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
@@ -308,7 +273,7 @@ def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: f
     With use_gate_in_kernel they are made of g, A_log (HV numbers) and dt_bias (HV K), by PyTorch in float32:
     -exp(A_log) softplus(g + dt_bias), or with lower_bound lower_bound sigmoid(exp(A_log) (g + dt_bias)); lower_bound is
     passed over without. So are safe_gate, disable_recompute, use_graph and max_num_seqs: how fla computes."""
-    g = _column_gates("chunk_kda", g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    g = column_gates("chunk_kda", g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     given = dict(cp_context=cp_context, return_intermediate_states=return_intermediate_states,
                  state_v_first=state_v_first, cu_seqlens=cu_seqlens)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
@@ -325,33 +290,10 @@ def fused_recurrent_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
                         cu_seqlens: Tensor | None = None):
     """As `chunk_kda`."""
     name = "fused_recurrent_kda"
-    g = _column_gates(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    g = column_gates(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
     return _delta(name, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                   dict(state_v_first=state_v_first, cu_seqlens=cu_seqlens), options)
-
-
-def _column_gates(name, g, use_gate, A_log, dt_bias, lower_bound):
-    """g as the rule takes it, made of these where use_gate says so."""
-    check.flag(f"{name}: use_gate_in_kernel", use_gate)
-    check.tensor(f"{name}: g", g)
-    check.rank(f"{name}: g", g, 4)
-    given = (("A_log", A_log, g.shape[2]), ("dt_bias", dt_bias, g.shape[2] * g.shape[3]))
-    if not use_gate:
-        for argument, x, _ in given:
-            if x is not None:
-                raise ValueError(f"{name}: {argument}: got a tensor, allowed with use_gate_in_kernel=True alone")
-        return g
-    if lower_bound is not None:
-        check.number(f"{name}: lower_bound", lower_bound)
-    elif A_log is None:
-        raise ValueError(f"{name}: A_log: got None, expected a tensor with use_gate_in_kernel=True and no lower_bound")
-    for argument, x, count in given:
-        if x is not None:
-            check.tensor(f"{name}: {argument}", x)
-            if x.numel() != count:
-                raise ValueError(f"{name}: {argument}: has {x.numel()} numbers, expected {count}")
-    return column_decays(g, A_log, dt_bias, lower_bound)
 
 
 def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None,
@@ -367,6 +309,7 @@ def fused_recurrent_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | N
                                initial_state: Tensor | None = None, output_final_state: bool = False,
                                use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Tensor | None = None):
     """As `chunk_delta_rule`; beta is 1 where not given."""
+    beta = ones_like_beta("fused_recurrent_delta_rule", v) if beta is None else beta
     return _delta("fused_recurrent_delta_rule", q, k, v, None, beta, scale, initial_state, output_final_state,
                   use_qk_l2norm_in_kernel, dict(cu_seqlens=cu_seqlens), {})
 
@@ -383,6 +326,9 @@ def parallel_based(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, 
     check.flag("parallel_based: head_first", head_first)
     if not head_first:
         return based(q, k, v, scale, use_norm)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check.tensor(f"parallel_based: {name}", x)
+        check.rank(f"parallel_based: {name}", x, 4)
     return based(*(x.transpose(1, 2) for x in (q, k, v)), scale, use_norm).transpose(1, 2)
 
 

@@ -7,7 +7,7 @@ Tensors, results and states are as mamba_ssm has them: bf16 and fp16, headdim an
 multiples of 16 to 256: see `tkq.mamba2_ssd` and `tkq.ssd_step`, whose errors say what these do not take. chunk_size
 says how mamba_ssm computes, not what, and is passed over. An argument that tkq's function has not is refused by name,
 with NotImplementedError, unless it is None or False. x, B, C and z whose rows do not lie at multiples of 16 bytes, as
-slices of a projection may, are copied.
+slices of a projection may, are copied; under torch.compile and torch.export, which do not say where they lie, all are.
 """
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from .. import mamba2_ssd, ssd_step
 from ..linear_attention.check import for_tma
+from ..runtime import arguments
 from ..runtime.call import check
 
 __all__ = ["mamba_chunk_scan_combined", "selective_state_update"]
 
 SCAN, UPDATE = "mamba_chunk_scan_combined", "selective_state_update"
+_decay = arguments.checker("ssd_step", "A", called=SCAN)  # of 16 bits too, unlike mamba2_ssd's
 
 
 def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk_size: int,
@@ -39,9 +41,9 @@ def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Te
             shown = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
             raise NotImplementedError(f"{SCAN}: {name}: got {shown}, supported is {default}; tkq.mamba2_ssd takes "
                                       "packed sequences by its own cu_seqlens")
-    check.tensor(f"{SCAN}: A", A)
-    x, B, C, z = _laid_out(x, B, C, z)
-    return mamba2_ssd(x, dt, A.float(), B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, return_final_states)
+    x, B, C, z = _laid_out(SCAN, x=x, B=B, C=C, z=z)
+    return mamba2_ssd(x, dt, _decay(A).float(), B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit,
+                      return_final_states)
 
 
 def selective_state_update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
@@ -54,9 +56,13 @@ def selective_state_update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: T
     check.tensor(f"{UPDATE}: state", state)
     if state.dim() == 3:
         raise NotImplementedError(f"{UPDATE}: state: has 3 dimensions (Mamba-1), supported are 4")
-    x, B, C, z = _laid_out(x, B, C, z)
+    x, B, C, z = _laid_out(UPDATE, x=x, B=B, C=C, z=z)
     return ssd_step(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
 
 
-def _laid_out(*tensors):
-    return (for_tma(t) if isinstance(t, Tensor) else t for t in tensors)
+def _laid_out(op, **tensors):
+    """x, B, C and z, which may be None."""
+    for name, t in tensors.items():
+        if t is not None or name != "z":
+            check.tensor(f"{op}: {name}", t)
+    return [t if t is None else for_tma(t) for t in tensors.values()]

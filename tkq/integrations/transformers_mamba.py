@@ -55,7 +55,7 @@ def mixer_forward(family, cls):
         x, B, C = mixed.split([self.intermediate_size, shared, shared], -1)
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
         fused = is_plain(self.norm, "RMSNormGated")  # which gates first and then norms
-        gate = for_tma(z.unflatten(-1, (self.num_heads, -1))) if fused else None
+        gate = for_tma(z.unflatten(-1, (self.num_heads, -1)), first=True) if fused else None
         given = (x.unflatten(-1, (self.num_heads, -1)), dt, -self.A_log.float().exp(), B, C, self.D, gate, self.dt_bias)
         if one and not torch.is_grad_enabled():
             y, last = ssd_step(state, *given, True), state

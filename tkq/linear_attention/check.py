@@ -133,13 +133,21 @@ def check_layouts(op, *operands, names="qkv"):
     check.rows_of_16_bytes(op, **dict(zip(names, operands)))
 
 
-def for_tma(do):
-    """A gradient that came in, copied where TMA cannot read it."""
+def for_tma(x, first=False):
+    """A dense tensor, copied where TMA cannot read it. torch.compile and torch.export do not know where a tensor
+    begins: theirs are copied, unless it is where other memory does (first: of a projection's columns the first)."""
+    fits = check.strides_fit_16_bytes(x) and _begins_at_16_bytes(x, first)
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def _begins_at_16_bytes(x, unknown):
+    """unknown: what is said of a tracer's tensor, which has no memory."""
+    if torch.compiler.is_dynamo_compiling():
+        return unknown
     try:
-        check_layouts(OP, do)
-    except ValueError:
-        return do.clone(memory_format=torch.contiguous_format)
-    return do
+        return x.data_ptr() % 16 == 0
+    except RuntimeError:
+        return unknown
 
 
 def turned(op, state, v_first):

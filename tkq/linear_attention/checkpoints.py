@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.pools import laid_out
+from tkq.linear_attention.pools import NAMES, laid_out
 from tkq.reference.linear_attention import edges
 from tkq.runtime.call import check, ops
-
-NAMES = {5: ("q", "k", "v", "g", "initial_state"), 6: ("q", "k", "v", "g", "beta", "initial_state")}
 
 
 @dataclass(frozen=True)

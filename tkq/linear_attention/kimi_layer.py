@@ -8,14 +8,18 @@ from torch import Tensor, nn
 
 from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.delta.ops import gated_delta_rule
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_heads
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_cache, check_heads
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import COLUMN_DIMS
 from tkq.linear_attention.step.ops import gated_delta_rule_step
 from tkq.norms.ops import rmsnorm
+from tkq.runtime import arguments
+from tkq.runtime.arguments.tables import number
 from tkq.runtime.call import check
 
 LEAST_A, MOST_A = 1.0, 16.0  # of A at first, uniform
+_number = arguments.checker_of("KimiDeltaAttention", number("lower_bound", None))
+_eps = arguments.checker_of("KimiDeltaAttention", number("norm_eps", 1e-5, 0))
 
 
 class SigmoidGatedRMSNorm(nn.RMSNorm):
@@ -52,8 +56,9 @@ class KimiDeltaAttention(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        TypeError: a size that is no int; a flag that is no bool; a lower_bound that is no number.
-        ValueError: a size below 1; num_v_heads that is no multiple of num_heads; a lower_bound that is not below 0.
+        TypeError: a size that is no int; a flag that is no bool; a lower_bound or norm_eps that is no number.
+        ValueError: a size below 1; num_v_heads that is no multiple of num_heads; a lower_bound that is not below 0, or
+            a norm_eps below 0; a number that is not finite in float32.
         NotImplementedError: a head_dim or head_v_dim that is not supported."""
 
     def __init__(self, hidden_size: int, *, num_heads: int, head_dim: int, num_v_heads: int | None = None,
@@ -69,10 +74,9 @@ class KimiDeltaAttention(nn.Module):
         for name, flag in (("conv_bias", conv_bias), ("allow_neg_eigval", allow_neg_eigval)):
             check.flag(f"KimiDeltaAttention: {name}", flag)
         check_heads("KimiDeltaAttention", num_heads, num_v_heads, head_dim, head_v_dim, COLUMN_DIMS)
-        _check_bound(lower_bound)
         self.hidden_size, self.num_heads, self.num_v_heads = hidden_size, num_heads, num_v_heads
         self.head_dim, self.head_v_dim = head_dim, head_v_dim
-        self.allow_neg_eigval, self.lower_bound = allow_neg_eigval, lower_bound
+        self.allow_neg_eigval, self.lower_bound = allow_neg_eigval, _bound(lower_bound)
         new = dict(device=device, dtype=dtype)
         keys, values, gates = num_heads * head_dim, num_v_heads * head_v_dim, num_v_heads * head_dim
         for name, size in (("q", keys), ("k", keys), ("v", values)):
@@ -83,7 +87,7 @@ class KimiDeltaAttention(nn.Module):
             for size, bias in ((gates, False), (values, True)))
         self.b_proj = nn.Linear(hidden_size, num_v_heads, bias=False, **new)
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(size, **new)) for size in (num_v_heads, gates))
-        self.o_norm = SigmoidGatedRMSNorm(head_v_dim, eps=norm_eps, **new)
+        self.o_norm = SigmoidGatedRMSNorm(head_v_dim, eps=_eps(norm_eps), **new)
         self.o_proj = nn.Linear(values, hidden_size, bias=False, **new)
         self.reset_parameters()
 
@@ -106,6 +110,7 @@ class KimiDeltaAttention(nn.Module):
 
         Returns y (B, S, hidden_size), or (y, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
+        check_cache("KimiDeltaAttention", cache, DeltaNetCache, output_cache)
         (q, k, v), conv = self._mixed(x, cache, cu_seqlens)
         found = gated_delta_rule(q, k, v, *self._gates(x), None, None if cache is None else cache.state, output_cache,
                                  True, cu_seqlens=cu_seqlens)
@@ -123,6 +128,7 @@ class KimiDeltaAttention(nn.Module):
         check.tensor("x", x)
         check.shape("x", x, (None, 1, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
+        check_cache("KimiDeltaAttention.step", cache, DeltaNetCache, needed=True)
         (q, k, v), conv = self._mixed(x, cache)
         o = gated_delta_rule_step(q, k, v, *self._gates(x), cache.state, None, True)
         for old, new in zip(cache.conv, conv):
@@ -157,9 +163,8 @@ class KimiDeltaAttention(nn.Module):
                 f"{'' if self.lower_bound is None else f', lower_bound={self.lower_bound}'}")
 
 
-def _check_bound(lower_bound):
-    if lower_bound is None:
-        return
-    check.number("KimiDeltaAttention: lower_bound", lower_bound)
-    if not -math.inf < lower_bound < 0:
-        raise ValueError(f"KimiDeltaAttention: lower_bound is {lower_bound}, allowed are numbers below 0")
+def _bound(lower_bound):
+    lower_bound = _number(lower_bound)
+    if lower_bound is not None and not lower_bound < 0:
+        raise ValueError(f"KimiDeltaAttention: lower_bound: got {lower_bound}, allowed are numbers below 0")
+    return lower_bound

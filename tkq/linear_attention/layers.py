@@ -12,10 +12,13 @@ from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.norms.ops import rmsnorm
 from tkq.pointwise.gated_ops import swiglu
+from tkq.runtime import arguments
+from tkq.runtime.arguments.tables import number
 from tkq.runtime.call import check
 
 LEAST_A, MOST_A = 0.01, 16.0  # of A at first, uniform; exp(A_log) of 0 would have no logarithm
 LEAST_DT, MOST_DT = 0.001, 0.1  # of softplus(dt_bias) at first, uniform in the logarithm
+_eps = arguments.checker_of("GatedDeltaNet", number("norm_eps", 1e-5, 0))
 
 
 class DeltaNetCache(NamedTuple):
@@ -60,8 +63,9 @@ class GatedDeltaNet(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        TypeError: a size that is no int; a flag that is no bool.
-        ValueError: a size below 1; num_v_heads that is no multiple of num_heads.
+        TypeError: a size that is no int; a flag that is no bool; a norm_eps that is no number.
+        ValueError: a size below 1; num_v_heads that is no multiple of num_heads; a norm_eps that is below 0, or not
+            finite in float32.
         NotImplementedError: a head_dim or head_v_dim that is not supported."""
 
     def __init__(self, hidden_size: int, *, num_heads: int, head_dim: int, num_v_heads: int | None = None,
@@ -86,7 +90,7 @@ class GatedDeltaNet(nn.Module):
         for name, size in (("q", keys), ("k", keys), ("v", values)):
             setattr(self, f"{name}_conv1d", ShortConvolution(size, conv_size, bias=conv_bias, **new))
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(num_v_heads, **new)) for _ in range(2))
-        self.o_norm = GatedRMSNorm(head_v_dim, eps=norm_eps, **new)
+        self.o_norm = GatedRMSNorm(head_v_dim, eps=_eps(norm_eps), **new)
         self.o_proj = nn.Linear(values, hidden_size, bias=False, **new)
         self.reset_parameters()
 
@@ -109,6 +113,7 @@ class GatedDeltaNet(nn.Module):
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
+        check_cache("GatedDeltaNet", cache, DeltaNetCache, output_cache)
         before = (None, None, None) if cache is None else cache.conv
         mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]
@@ -127,6 +132,23 @@ class GatedDeltaNet(nn.Module):
         return (f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
                 f"num_v_heads={self.num_v_heads}, head_v_dim={self.head_v_dim}"
                 f"{', allow_neg_eigval=True' if self.allow_neg_eigval else ''}")
+
+
+def check_cache(layer, cache, kind, output_cache=False, needed=False):
+    """What a call with a cache is given; kind: the cache's class, needed: None is not allowed. Shapes and types are
+    looked at where its tensors go."""
+    check.flag(f"{layer}: output_cache", output_cache)
+    if cache is None and not needed:
+        return
+    if not isinstance(cache, kind):
+        raise TypeError(f"{layer}: cache: got {type(cache).__name__}, expected a {kind.__name__}, as calls with "
+                        f"output_cache=True give it{'' if needed else ', or None'}")
+    conv = cache.conv if kind is DeltaNetCache else (cache.conv,)
+    if not isinstance(conv, (tuple, list)) or (kind is DeltaNetCache and len(conv) != 3):
+        raise TypeError(f"{layer}: cache.conv: got {arguments.came(conv)}, expected the tensors of q, k and v")
+    for x in conv:
+        check.tensor(f"{layer}: cache.conv", x)
+    check.tensor(f"{layer}: cache.state", cache.state)
 
 
 def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim, head_dims=HEAD_DIMS):

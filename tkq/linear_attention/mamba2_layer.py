@@ -8,18 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from tkq.linear_attention.check import for_tma
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, check_cache
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.linear_attention.ssd.ops import mamba2_ssd
 from tkq.linear_attention.step.ssd_ops import ssd_step
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
+from tkq.runtime.arguments.tables import number
 from tkq.runtime.call import check
 
 LEAST_A, MOST_A = 1.0, 16.0  # of A at first, uniform
 NO_LIMIT = 0.0, math.inf  # of step sizes, which softplus has without one too
 _limit = arguments.checker("mamba2_ssd", "dt_limit", called="Mamba2")
+_eps = arguments.checker_of("Mamba2", number("norm_eps", 1e-5, 0))
 
 
 class Mamba2Cache(NamedTuple):
@@ -76,9 +78,9 @@ class Mamba2(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        TypeError: a size that is no int; a flag that is no bool; dt_limit is no pair of numbers.
+        TypeError: a size that is no int; a flag that is no bool; dt_limit is no pair of numbers; norm_eps is no number.
         ValueError: a size below 1; columns that headdim does not divide, heads that ngroups does not; dt_limit has NaN
-            or descends.
+            or descends; norm_eps is below 0, or not finite in float32.
         NotImplementedError: a headdim or d_state that is not supported."""
 
     def __init__(self, d_model: int, *, d_state: int = 128, d_conv: int = 4, expand: int = 2, headdim: int = 64,
@@ -100,7 +102,7 @@ class Mamba2(nn.Module):
         self.conv1d = ShortConvolution(channels, d_conv, bias=conv_bias, **new)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(size, **new)) for size in (
             self.nheads, self.nheads, self.d_inner if D_has_hdim else self.nheads))
-        self.norm = GroupedRMSNorm(self.d_inner, ngroups, eps=norm_eps, **new) if rmsnorm else None
+        self.norm = GroupedRMSNorm(self.d_inner, ngroups, eps=_eps(norm_eps), **new) if rmsnorm else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **new)
         self.reset_parameters()
 
@@ -121,8 +123,9 @@ class Mamba2(nn.Module):
 
         Returns out (B, S, d_model), or (out, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
+        check_cache("Mamba2", cache, Mamba2Cache, output_cache)
         (z, x, B, C, dt), conv = self._mixed(u, cache, cu_seqlens)
-        found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias,
+        found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias,
                            None if cache is None else cache.state, True, self.dt_limit, output_cache,
                            cu_seqlens=cu_seqlens)
         y, state = found if output_cache else (found, None)
@@ -142,8 +145,9 @@ class Mamba2(nn.Module):
         check.tensor("u", u)
         check.shape("u", u, (None, 1, self.d_model))
         check.as_parameters("u", u, self.in_proj.weight)
+        check_cache("Mamba2.step", cache, Mamba2Cache, needed=True)
         (z, x, B, C, dt), conv = self._mixed(u, cache)
-        y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias, True)
+        y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias, True)
         cache.conv.copy_(conv)
         return self._out(y)
 

@@ -23,7 +23,7 @@ from tkq.linear_attention.check import (
 from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, no_states
-from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
+from tkq.linear_attention.pools import NAMES, Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
 from tkq.linear_attention.spec import NARROW
 from tkq.linear_attention.split.launch import launch, start
@@ -310,5 +310,5 @@ _pool_op = ops.torch_op("linear_attn_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake
 _checkpoints_op = ops.torch_op("linear_attn_checkpoints", cuda=_checkpoints_cuda, cpu=_checkpoints_cpu,
                                fake=_checkpoints_fake, of=OP)
 _checkpoints = Checkpoints(OP, _checkpoints_cuda, _checkpoints_cpu, _checkpoints_op, every_option, check_call)
-_pools = Pools(OP, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_call)
+_pools = Pools(OP, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_call, NAMES[5])
 _Recorded = ops.eager_function("LinearAttention", forward=_recorder.record, backward=_recorder.backward, of=OP)

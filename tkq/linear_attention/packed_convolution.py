@@ -10,17 +10,20 @@ from tkq.reference.linear_attention import edges
 
 
 def packed_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, cu: Tensor) -> Tensor:
-    """x (1, S, C), state (N, C, W - 1), ahead of each sequence -> (1, C, S), without activation. Tokens of no sequence
-    count as zeros, whatever is there. Nothing waits for cu (N + 1,), which mean what `edges` says."""
+    """x (1, S, C), S above 0, state (N, C, W - 1), ahead of each sequence -> (1, C, S), without activation. Tokens of
+    no sequence count as zeros, whatever is there, and give 0. Nothing waits for cu (N + 1,), which mean what `edges`
+    says."""
     (_, S, C), ahead = x.shape, weight.shape[1] - 1
     bounds, place = edges(cu, S), torch.arange(S, device=x.device)
-    row = torch.where(((place >= bounds[0]) & (place < bounds[-1]))[:, None], x[0], x.new_zeros(()))
+    inside = (place >= bounds[0]) & (place < bounds[-1])
+    row = torch.where(inside[:, None], x[0], x.new_zeros(()))
     y = F.conv1d(F.pad(row.mT, (ahead, 0))[None], weight[:, None], bias, groups=C)[0]
+    y = torch.where(inside, y, y.new_zeros(()))  # taps reach behind the last sequence, and a bias everywhere
     if not ahead or not len(state):
         return y[None]
     rows, there = _first(bounds, ahead)
     heads = torch.where(there[..., None], row[rows.clamp(max=S - 1)], row.new_zeros(()))  # (N, W - 1, C)
-    first = F.conv1d(torch.cat((state.to(x.dtype), heads.mT), 2), weight[:, None], bias, groups=C)  # (N, C, W - 1)
+    first = F.conv1d(torch.cat((state, heads.mT), 2), weight[:, None], bias, groups=C)  # (N, C, W - 1)
     rows = torch.where(there, rows, S)  # behind the last token: a place that is cut off again
     y = F.pad(y, (0, 1)).index_copy(1, rows.flatten(), first.transpose(0, 1).flatten(1))
     return y[None, :, :S]
@@ -30,17 +33,3 @@ def _first(bounds, ahead):
     """The first W - 1 tokens of each sequence, (N, W - 1), and whether it has them."""
     rows = bounds[:-1, None] + torch.arange(ahead, device=bounds.device)
     return rows, rows < bounds[1:, None]
-
-
-def packed_last(x: Tensor, state: Tensor, cu: Tensor) -> Tensor:
-    """The last W - 1 inputs of each sequence, (N, C, W - 1); those of a shorter one begin with its state's last."""
-    S, ahead = x.shape[1], state.shape[2]
-    if not ahead or not len(state) or not S:
-        return state.to(x.dtype).clone(memory_format=torch.contiguous_format)
-    bounds, column = edges(cu, S), torch.arange(ahead, device=x.device)
-    rows = bounds[1:, None] - ahead + column
-    inside = rows >= bounds[:-1, None]
-    from_x = x[0][rows.clamp(0)].mT
-    columns = ((bounds[1:] - bounds[:-1])[:, None] + column).clamp(max=ahead - 1)
-    from_state = state.to(x.dtype).gather(2, columns[:, None].expand(-1, state.shape[1], -1))
-    return torch.where(inside[:, None], from_x, from_state).contiguous()

@@ -11,13 +11,16 @@ from torch import Tensor
 from tkq.linear_attention.check import refuse_recorded, turned
 from tkq.runtime.call import check, ops
 
+# the tensors of a call, by how many these are
+NAMES = {5: ("q", "k", "v", "g", "initial_state"), 6: ("q", "k", "v", "g", "beta", "initial_state")}
+
 
 @dataclass(frozen=True)
 class Pools:
     """name: the op's. All but check take the op's tensors, of which the pool is the last one, the scale or other
     options, and what a `check.Where` has, and give o. replayed: of a call like one that came before, or None. cuda,
-    cpu: the op's functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`. pool: the
-    argument's name."""
+    cpu: the op's functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`. names: of the
+    tensors, as errors say them."""
 
     name: str
     replayed: Callable
@@ -25,7 +28,7 @@ class Pools:
     cpu: Callable
     op: Any
     check: Callable
-    pool: str = "initial_state"
+    names: tuple
 
     def call(self, tensors, scale, where) -> Tensor:
         return self.with_options(tensors, (scale, *where), where)
@@ -40,9 +43,9 @@ class Pools:
         if ops.direct(*tensors, *where[:2]):
             return (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)
-        check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
+        check.refuse_tangent(self.name, **dict(zip(self.names, tensors)))
         refuse_recorded(self.name, *tensors)
-        check.settled(f"{self.name}: {self.pool}", tensors[-1])  # the dispatcher would write a copy
+        check.settled(f"{self.name}: {self.names[-1]}", tensors[-1])  # the dispatcher would write a copy
         return self.op(*given)
 
 

@@ -30,7 +30,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     scale = K**-0.5 if scale is None else scale
     pieces = [(b, slice(0, S)) for b in range(B)] if cu_seqlens is None else [
         (0, tokens) for tokens in _pieces(cu_seqlens, S)]
-    o, states = torch.zeros_like(v), []
+    o, states = v.new_zeros(v.shape), []  # contiguous, however v lies
     for n, (b, tokens) in enumerate(pieces):
         state = v.new_zeros(HV, K, V) if initial_state is None else initial_state[n].to(v.dtype)
         decay = _decay(g, b, tokens, state)

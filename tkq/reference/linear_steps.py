@@ -28,7 +28,7 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
     q, k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
     scale = K**-0.5 if scale is None else scale
     decay = None if g is None else g.to(wide).exp()
-    o = torch.zeros_like(v)
+    o = v.new_zeros(v.shape)  # contiguous, however v lies
     for n in range(N):
         row, slots = _rows(n, T, pool.shape[0], state_indices, num_accepted_tokens)
         if row is None:
@@ -88,4 +88,4 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
     rows = [_rows(n, x.shape[1], state.shape[0], state_batch_indices, num_accepted_tokens)[0] for n in range(len(x))]
     for n in (n for n, row in enumerate(rows) if row is None):
         y[n] = 0
-    return y if tokens else y[:, 0]
+    return (y if tokens else y[:, 0]).contiguous()

@@ -90,7 +90,7 @@ def _among_zeros(x, at, tokens):
 def _of_pieces(x, dt, A, B, C, D, z, dt_bias, initial_states, how, cu_seqlens):
     step = step_sizes(biased(dt, dt_bias), *how)
     y, states = _ungated(x, step.to(_upcast(x).dtype), A, B, C, D, initial_states, cu_seqlens)
-    return y if z is None else y * silu(z.to(y.dtype)), states
+    return (y if z is None else y * silu(z.to(y.dtype))).contiguous(), states
 
 
 def _ungated(x, dt, A, B, C, D, initial, cu_seqlens=None):

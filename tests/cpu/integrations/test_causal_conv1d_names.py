@@ -112,6 +112,10 @@ def test_states_of_packed_sequences_that_are_refused(error, words, changed):
         x[..., 0], x[:0], x[0])),
     (ValueError, "causal_conv1d_update: conv_state: is .* may share memory", lambda x: causal_conv1d_update(
         x[..., 0], x[..., :1].expand_as(x), x[0])),
+    (ValueError, "causal_conv1d_fn: weight: has 0 dimensions", lambda x: causal_conv1d_fn(
+        x, torch.tensor(1.0), return_final_states=True, final_states_out=x)),
+    (TypeError, "causal_conv1d_fn: return_final_states: got 'no'", lambda x: causal_conv1d_fn(
+        x, x[0], return_final_states="no")),
     (TypeError, "causal_conv1d_fn: x: got int", lambda x: causal_conv1d_fn(3, x[0]))])
 def test_what_is_refused(error, words, call):
     with pytest.raises(error, match=words):
@@ -146,6 +150,38 @@ def test_final_states_are_memory_of_their_own(shape):
 def test_where_final_states_go_is_checked(out, more, message):
     with pytest.raises(ValueError, match=message):
         causal_conv1d_fn(torch.randn(2, 16, 9), torch.randn(16, 4), final_states_out=torch.empty(out), **more)
+
+
+SHARED = torch.randn(2, 16, 9)
+
+
+@pytest.mark.parametrize("out, error, words", [
+    (lambda: torch.empty(2, 16, 3, dtype=torch.int32), TypeError, "final_states_out: dtype is torch.int32"),
+    (lambda: torch.empty(2, 16, 3, device="meta"), ValueError, "final_states_out: is on meta, but x is on cpu"),
+    (lambda: torch.empty(1, 16, 3).expand(2, 16, 3), ValueError, "final_states_out: is .* may share memory"),
+    (lambda: SHARED[..., :3], ValueError, "final_states_out shares memory with x"),
+    (lambda: torch.empty(2, 16, 3, requires_grad=True), RuntimeError, "final_states_out is a leaf"),
+    (lambda: 3, TypeError, "final_states_out: got int")])
+def test_where_final_states_go_is_written_alone(out, error, words):
+    before = SHARED.clone()
+    with pytest.raises(error, match=f"(causal_conv1d_fn: )?{words}"):
+        causal_conv1d_fn(SHARED, torch.randn(16, 4), return_final_states=True, final_states_out=out())
+    assert torch.equal(SHARED, before)
+
+
+def test_final_states_are_written_where_states_were():
+    x, weight, states = SHARED, torch.randn(16, 4), torch.randn(2, 16, 3)
+    want = causal_conv1d_fn(x, weight, None, None, states, True)
+    found = causal_conv1d_fn(x, weight, None, None, states, True, states)
+    assert found[1] is states and all(map(torch.equal, found, want))
+
+
+def test_final_states_are_written_in_compiled_code():
+    given, out = (SHARED, torch.randn(16, 4)), torch.empty(2, 16, 3)
+    torch._dynamo.reset()
+    compiled = torch.compile(causal_conv1d_fn, fullgraph=True, backend="eager")
+    compiled(*given, return_final_states=True, final_states_out=out)
+    assert torch.equal(out, SHARED[..., 6:])
 
 
 def test_the_op_itself_checks_its_activation():

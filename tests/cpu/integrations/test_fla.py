@@ -1,6 +1,8 @@
 """tkq.integrations.fla: fla's names and order of arguments, against float64 on the CPU; what is refused, by name."""
 import inspect
+import math
 
+import numpy
 import pytest
 import torch
 
@@ -152,13 +154,53 @@ def test_what_is_opened_goes_on(monkeypatch):
     ("chunk_gated_delta_rule", dict(A_log=None), ValueError, "A_log: got None"),
     ("chunk_linear_attn", dict(normalize=None), TypeError, "normalize: got None"),
     ("chunk_linear_attn", dict(cu_seqlens=torch.zeros(2)), NotImplementedError, "cu_seqlens: got a Tensor with norm"),
-    ("chunk_lightning_attn", dict(num_layers=0), ValueError, "num_layers is 0"),
+    ("chunk_lightning_attn", dict(num_layers=0), ValueError, "num_layers: got 0, allowed are integers from 1 to"),
+    ("chunk_lightning_attn", dict(num_layers=10**400), ValueError, "num_layers: got 1000"),
+    *(("fused_recurrent_lightning_attn", dict(layer_idx=wrong), ValueError, "layer_idx: got .*, allowed are finite")
+      for wrong in (math.nan, math.inf, 10**400)),
+    ("fused_recurrent_delta_rule", dict(v=None, beta=None), TypeError, "v: got NoneType"),
+    ("fused_recurrent_gated_delta_rule", dict(v=None, beta=None), TypeError, "v: got NoneType"),
+    ("chunk_delta_rule", dict(beta=None), TypeError, "beta: got NoneType"),
+    ("chunk_gated_delta_rule", dict(beta=None, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False), TypeError,
+     "beta: got NoneType"),
+    ("chunk_kda", dict(beta=None), TypeError, "beta: got NoneType"),
+    *(("chunk_gated_delta_rule", dict(beta=torch.ones(2, 9, 4, dtype=wrong)), TypeError, f"beta: dtype is {wrong}")
+      for wrong in (torch.int32, torch.complex64, torch.float64)),
+    *(("chunk_kda", dict(lower_bound=wrong), ValueError, "lower_bound: got .*, allowed are")
+      for wrong in (5.0, 0, math.nan, -math.inf, -10**400)),
+    *(("chunk_kda", dict(A_log=torch.ones(4, dtype=wrong)), TypeError, f"A_log: dtype is {wrong}")
+      for wrong in (torch.int32, torch.complex64)),
+    ("fused_recurrent_kda", dict(g=torch.ones(2, 9, 4, 32, dtype=torch.int32)), TypeError, "g: dtype is torch.int32"),
+    ("fused_recurrent_kda", dict(dt_bias=torch.ones(128).bool()), TypeError, "dt_bias: dtype is torch.bool"),
+    ("chunk_linear_attn", dict(initial_state=(None,)), ValueError, "initial_state: got a tuple of 1"),
+    ("chunk_linear_attn", dict(initial_state=(None,) * 3), ValueError, "initial_state: got a tuple of 3, allowed are"),
+    ("chunk_linear_attn", dict(initial_state=(None, 1.0)), TypeError, r"initial_state\[1\]: got float"),
+    ("chunk_linear_attn", dict(initial_state=(None, torch.ones(2, 1, 2, 32).int())), TypeError,
+     r"initial_state\[1\]: dtype is torch.int32"),
+    ("chunk_linear_attn", dict(initial_state=(None, torch.zeros(2, 2, 32))), ValueError,
+     r"initial_state\[1\]: shape is \(2, 2, 32\), expected \(2, 1, 2, 32\)"),
     ("chunk_lightning_attn", dict(layer_idx="1"), TypeError, "layer_idx: got str"),
     ("chunk_retention", dict(q=None), TypeError, "q: got NoneType"),
 ])
 def test_what_is_refused(name, changed, error, words):
     with pytest.raises(error, match=f": {words}"):
         getattr(tkq_fla, name)(**fla_calls.inputs(name) | changed)
+
+
+@pytest.mark.parametrize("name, argument", [("chunk_kda", "A_log"), ("fused_recurrent_kda", "dt_bias")])
+def test_gates_of_two_devices_are_refused(name, argument):
+    given = fla_calls.inputs(name)
+    with pytest.raises(ValueError, match=f"{argument}: is on meta, but g is on cpu"):
+        getattr(tkq_fla, name)(**given | {argument: given[argument].to("meta")})
+
+
+def test_numbers_of_numpy():
+    given = fla_calls.inputs("chunk_lightning_attn")
+    again = given | {name: numpy.int64(given[name]) for name in ("layer_idx", "num_layers")}
+    assert torch.equal(*(tkq_fla.chunk_lightning_attn(**x)[0] for x in (given, again)))
+    given = fla_calls.inputs("chunk_kda")
+    found = [fla_calls.call("chunk_kda", given | dict(lower_bound=x))[0] for x in (-2.0, numpy.float32(-2.0))]
+    assert torch.equal(*found)
 
 
 def test_a_head_first_layout_is_no_argument():
@@ -216,3 +258,6 @@ def test_based(name):
     assert torch.equal(f(*heads_first, 0.5, False, True).transpose(1, 2), o)
     with pytest.raises(TypeError, match="head_first"):
         f(q, k, v, head_first=1)
+    for wrong, error, words in ((None, TypeError, "got NoneType"), (k[0], ValueError, "has 3 dimensions")):
+        with pytest.raises(error, match=f"parallel_based: k: {words}"):
+            f(q, wrong, v, head_first=True)

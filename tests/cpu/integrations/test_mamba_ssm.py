@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import tkq
 import tkq.integrations.mamba_ssm as tkq_mamba
+from tkq.linear_attention.check import for_tma
 from tkq.reference.ssd import mamba2_ssd as scan
 
 BF16 = torch.bfloat16
@@ -102,7 +103,14 @@ def test_what_is_refused():
     given = inputs()
     with pytest.raises(TypeError, match="mamba_chunk_scan_combined: A: got list"):
         tkq_mamba.mamba_chunk_scan_combined(**given | dict(A=[1.0]), chunk_size=64)
-    with pytest.raises(TypeError, match="mamba2_ssd: x: got NoneType"):
+    for wrong in (torch.int64, torch.bool, torch.float64, torch.complex64):
+        with pytest.raises(TypeError, match=f"mamba_chunk_scan_combined: A: dtype is {wrong}, allowed are"):
+            tkq_mamba.mamba_chunk_scan_combined(**given | dict(A=given["A"].to(wrong)), chunk_size=64)
+    for name in "xBCz":
+        for wrong, says in ((given[name].to_sparse(), "a torch.sparse_coo tensor"), ([1.0], "list")):
+            with pytest.raises(TypeError, match=f"mamba_chunk_scan_combined: {name}: got {says}"):
+                tkq_mamba.mamba_chunk_scan_combined(**given | {name: wrong}, chunk_size=64)
+    with pytest.raises(TypeError, match="mamba_chunk_scan_combined: x: got NoneType"):
         tkq_mamba.mamba_chunk_scan_combined(**given | dict(x=None), chunk_size=64)
     x = torch.zeros(2, 32, dtype=BF16)
     with pytest.raises(NotImplementedError, match=r"selective_state_update: state: has 3 dimensions \(Mamba-1\)"):
@@ -110,3 +118,32 @@ def test_what_is_refused():
     with pytest.raises(NotImplementedError, match="ssd_step: A: strides are .*, numbers that differ within a head"):
         tkq_mamba.selective_state_update(torch.zeros(2, 1, 32, 32), x[:, None], x[:, :1], torch.randn(1, 32, 32),
                                          x[:, None], x[:, None])
+    for shape in ((), (1,)):
+        with pytest.raises(ValueError, match="ssd_step: x: has . dimensions"):
+            tkq_mamba.selective_state_update(torch.zeros(2, 1, 32, 32), torch.zeros(shape, dtype=BF16), x, x, x, x)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_traced(odd):
+    """Tracers do not say where a tensor begins, whose columns may lie anywhere in a row."""
+    given = inputs()
+    if not odd:
+        given = {name: t.clone(memory_format=torch.contiguous_format) for name, t in given.items()}
+
+    class Scan(torch.nn.Module):
+        def forward(self, x, dt, A, B, C, D, z):
+            return tkq_mamba.mamba_chunk_scan_combined(x, dt, A, B, C, 64, D, z)
+
+    given = [given[name] for name in ("x", "dt", "A", "B", "C", "D", "z")]
+    want = Scan()(*given)
+    torch._dynamo.reset()
+    compiled = torch.compile(Scan(), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*given), want)
+    torch.testing.assert_close(torch.export.export(Scan(), tuple(given), strict=False).module()(*given), want)
+
+
+def test_rows_that_fit_are_not_copied():
+    for fits in (torch.zeros(3, 2, 32), torch.zeros(3, 2, 40)[:, 1:, 8:], torch.zeros(0, 5)[:, 1:], torch.zeros(4)):
+        assert for_tma(fits) is fits
+    for odd in (torch.zeros(3, 2, 33)[..., :32], torch.zeros(2, 33)[:1, 1:], torch.zeros(32, 2).mT):
+        assert for_tma(odd).is_contiguous() and for_tma(odd) is not odd

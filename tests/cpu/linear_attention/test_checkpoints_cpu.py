@@ -145,5 +145,15 @@ def test_a_tangent_is_refused_by_its_argument(op, name):
         given |= {"g": None, "beta": beta}
     with forward_ad.dual_level():
         given[name] = forward_ad.make_dual(given[name], given[name])
-        with pytest.raises(NotImplementedError, match=f"^{op}: {name} carries a tangent"):
-            getattr(tkq, op)(**given, checkpoint_every=64)
+        for more in (dict(checkpoint_every=64), dict(state_indices=torch.tensor([0]))):
+            with pytest.raises(NotImplementedError, match=f"^{op}: {name} carries a tangent"):
+                getattr(tkq, op)(**given, **more)
+
+
+@pytest.mark.parametrize("name", ["B", "initial_states"])
+def test_a_tangent_of_a_pool_of_mamba2_is_refused_by_its_argument(name):
+    given = ssd(tokens=3)
+    with forward_ad.dual_level():
+        given[name] = forward_ad.make_dual(given[name], given[name])
+        with pytest.raises(NotImplementedError, match=f"^mamba2_ssd: {name} carries a tangent"):
+            tkq.mamba2_ssd(**given, state_indices=torch.tensor([0, 1]))

@@ -1,10 +1,13 @@
 """The options of tkq.gated_delta_rule that prepare q, k, g and beta: results, gradients, what is refused."""
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tkq
 from tests.helpers import delta_layers
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.ops import every_op_checks as checks
 from tests.helpers.ops import every_op_sharded as sharded
 from tests.helpers.ops.every_op import Maker
@@ -173,6 +176,30 @@ def zeros(*shape, dtype=torch.float32):
 def test_what_is_refused(changed, error, words):
     with pytest.raises(error, match=f"^(gated_delta_rule: )?({words})"):
         tkq.gated_delta_rule(**make() | delta_layers.OPTIONS | changed)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "beta"])
+@pytest.mark.parametrize("where", [contextlib.nullcontext, fake_gpu.launches])
+def test_no_tensor_is_named(name, where):
+    """Also on a GPU, where the kernel may have the lengths and the gates, which is asked first."""
+    given = make() | delta_layers.OPTIONS | dict(g=zeros(2, 9, 4, 32), dt_bias=zeros(4, 32), gate_lower_bound=-5.0)
+    with where(), pytest.raises(TypeError, match=f"gated_delta_rule: {name}: got NoneType"):
+        tkq.gated_delta_rule(**given | {name: None})
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layer", [None, "GatedDeltaNet", "KimiDeltaAttention"])
+def test_traced_by_jit(layer):
+    """Whose sizes are tensors: eps is of the mean of squares, and so a fraction of one."""
+    if layer is None:
+        given = make()
+        names, given = tuple(given), tuple(given.values())
+        run = lambda *x: delta_layers.call(**dict(zip(names, x)))
+    else:
+        run = getattr(tkq.nn, layer)(48, num_heads=1, head_dim=32, dtype=BF16)
+        given = torch.randn(1, 5, 48).to(BF16),
+    program = torch.jit.trace(run, given, check_trace=False)
+    torch.testing.assert_close(program(*given), run(*given))
 
 
 def test_opcheck():

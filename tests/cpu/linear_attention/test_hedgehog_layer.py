@@ -1,4 +1,5 @@
 """tkq.nn.HedgehogAttention on the CPU."""
+import numpy
 import pytest
 import torch
 
@@ -37,6 +38,11 @@ def test_results_and_gradients(options):
     assert all(p.grad is not None and p.grad.any() for p in (x, *layer.parameters()))
 
 
+def test_numbers_of_numpy():
+    layer = make(init_window_factor=numpy.float32(-2.0))
+    assert type(layer.init_window_factor) is float and (layer.window_factors == -2.0).all()
+
+
 def test_float32_under_autocast():
     layer, x = make(torch.float32), torch.randn(1, 70, 48)
     with torch.autocast("cpu", BF16):
@@ -59,6 +65,8 @@ def test_from_the_meta_device():
     (dict(num_heads=0), ValueError, "num_heads"), (dict(head_dim=64.0), TypeError, "head_dim"),
     (dict(affine_factors=1), TypeError, "affine_factors"), (dict(bias=0), TypeError, "bias"),
     (dict(init_window_factor="0"), TypeError, "init_window_factor"),
+    *((dict(init_window_factor=wrong), ValueError, "init_window_factor: got .*, allowed are finite numbers")
+      for wrong in (float("nan"), -float("inf"), 10**400)),
     (dict(rotary=64), TypeError, "rotary is 64, allowed are None and a module")])
 def test_what_is_refused(options, error, words):
     with pytest.raises(error, match=f"HedgehogAttention: {words}"):

@@ -64,7 +64,7 @@ def test_a_convolution_of_no_tokens():
     (dict(weight=torch.zeros(5, 4)), r"weight: shape is \(5, 4\), expected \(6, 4\)"),
     (dict(x=torch.zeros(7, 6)), "x: has 2 dimensions"), (dict(weight=torch.zeros(6, 1, 4)), "weight: has 3 dimensions"),
     (dict(initial_state=torch.zeros(2, 6, 4)), r"initial_state: shape is \(2, 6, 4\), expected \(2, 6, 3\)"),
-    (dict(activation="relu"), "activation: got 'relu', allowed are None and 'silu'")])
+    (dict(activation="relu"), "activation: got 'relu', allowed are 'silu', and None")])
 def test_a_convolution_refuses(changed, words):
     with pytest.raises(ValueError, match=f"causal_conv1d: {words}"):
         causal_conv1d(**dict(x=torch.zeros(2, 7, 6), weight=torch.zeros(6, 4)) | changed)
@@ -193,6 +193,7 @@ def test_compiled_with_its_cache():
     (dict(head_v_dim=512), NotImplementedError, "head_v_dim is 512, supported are multiples of 16 from 32 to 256"),
     (dict(num_v_heads=3), ValueError, "num_v_heads is 3, allowed are multiples of num_heads, which is 2"),
     (dict(num_heads=0), ValueError, "num_heads is 0"), (dict(conv_size=1.5), TypeError, "conv_size"),
+    (dict(norm_eps=-1.0), ValueError, "norm_eps: got -1.0"), (dict(norm_eps=None), TypeError, "norm_eps: got NoneType"),
     (dict(use_gate=1), TypeError, "use_gate: got 1"), (dict(allow_neg_eigval=None), TypeError, "allow_neg_eigval: got"),
 ])
 def test_what_is_refused(changed, error, words):
@@ -207,6 +208,19 @@ def test_inputs_that_are_refused():
     _, cache = layer(tokens(), output_cache=True)
     with pytest.raises(ValueError, match="causal_conv1d: initial_state: shape is"):
         layer(tokens()[:1], cache)
+
+
+def test_caches_that_are_refused():
+    layer, x = make(), tokens()
+    _, cache = layer(x, output_cache=True)
+    with pytest.raises(TypeError, match="^GatedDeltaNet: output_cache: got 1, allowed are True and False"):
+        layer(x, output_cache=1)
+    for wrong, words in (((1, 2), ": got tuple, expected a DeltaNetCache"),
+                         (cache._replace(state=1), ".state: got int"),
+                         (cache._replace(conv=cache.conv[:2]), ".conv: got .*, expected the tensors of q, k and v"),
+                         (cache._replace(conv=(None,) * 3), ".conv: got NoneType")):
+        with pytest.raises(TypeError, match=f"^GatedDeltaNet: cache{words}"):
+            layer(x, wrong)
 
 
 def test_a_convolution_is_a_module_of_its_own():

@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -168,6 +169,11 @@ def test_state_dicts_pickles_copies(kind):
         assert torch.equal(made(x), layer(x))
 
 
+def test_numbers_of_numpy():
+    layer = make("kimi", lower_bound=numpy.float32(-2.0), norm_eps=numpy.float64(1e-3))
+    assert type(layer.lower_bound) is float and layer.lower_bound == -2.0 and layer.o_norm.eps == 1e-3
+
+
 def test_what_is_printed():
     assert "num_v_heads=4, head_v_dim=48, lower_bound=-2.0\n" in repr(make("kimi", lower_bound=-2.0))
     assert "48, d_state=32, heads=3, headdim=32, ngroups=1\n" in repr(tkq.nn.Mamba2(**MAMBA))
@@ -182,6 +188,33 @@ def test_compiled_with_its_cache(kind):
     torch.testing.assert_close((y, *cache.conv, cache.state), (want, *wanted.conv, wanted.state))
 
 
+def test_compiled_where_rows_lie_at_16_bytes():
+    """As at usual sizes: nobody asks where the gate lies in memory, which tracers do not know."""
+    layer, x = make("mamba2", d_model=128), tokens(5, size=128)
+    assert not layer.in_proj.out_features % 8
+    want, last = layer(x, output_cache=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), want)
+    for strict in (False, True):
+        torch.testing.assert_close(torch.export.export(layer, (x,), strict=strict).module()(x), want)
+    with torch.no_grad():
+        steps = [copy.deepcopy(type(last)(*(t.detach() for t in last))) for _ in range(2)]
+        y = torch.compile(layer.step, fullgraph=True, backend="eager")(x[:, :1], steps[0])
+        torch.testing.assert_close((y, *steps[0]), (layer.step(x[:, :1], steps[1]), *steps[1]))
+
+
+@BOTH
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_for_any_number_of_tokens(kind, strict):
+    """Where Mamba2's gate is copied, as a row of the projection is no multiple of 16 bytes."""
+    layer = make(kind)
+    dynamic = {1: torch.export.Dim("tokens", min=2, max=64)},
+    program = torch.export.export(layer, (tokens(5),), dynamic_shapes=dynamic, strict=strict).module()
+    for S in (2, 33):
+        torch.testing.assert_close(program(tokens(S)), layer(tokens(S)))
+
+
 @pytest.mark.parametrize("kind, changed, error, words", [
     ("kimi", dict(head_dim=144), NotImplementedError, "head_dim is 144, supported are multiples of 16 from 32 to 128"),
     ("kimi", dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to"),
@@ -190,8 +223,12 @@ def test_compiled_with_its_cache(kind):
     ("kimi", dict(num_heads=0), ValueError, "num_heads is 0"), ("kimi", dict(conv_size=1.5), TypeError, "conv_size"),
     ("kimi", dict(conv_bias=1), TypeError, "conv_bias: got 1"),
     ("kimi", dict(lower_bound="low"), TypeError, "lower_bound: got str"),
-    ("kimi", dict(lower_bound=0.5), ValueError, "lower_bound is 0.5, allowed are numbers below 0"),
-    ("kimi", dict(lower_bound=-math.inf), ValueError, "lower_bound is -inf"),
+    ("kimi", dict(lower_bound=0.5), ValueError, "lower_bound: got 0.5, allowed are numbers below 0"),
+    *(("kimi", dict(lower_bound=wrong), ValueError, "lower_bound: got .*, allowed are finite numbers")
+      for wrong in (-math.inf, math.nan, -10**400)),
+    ("kimi", dict(norm_eps=math.nan), ValueError, "norm_eps: got nan"),
+    ("kimi", dict(norm_eps="1"), TypeError, "norm_eps: got str"),
+    ("mamba2", dict(norm_eps=-1e-5), ValueError, "norm_eps: got -1e-05, allowed are finite numbers from 0 on"),
     ("mamba2", dict(headdim=40), ValueError, "headdim is 40, allowed are divisors of expand . d_model, which is 96"),
     ("mamba2", dict(headdim=24), NotImplementedError, "headdim is 24, supported are multiples of 16 from 32 to 256"),
     ("mamba2", dict(d_state=40), NotImplementedError, "d_state is 40, supported are multiples of 16 from 32 to"),
@@ -218,6 +255,25 @@ def test_inputs_that_are_refused(kind):
         layer.step(tokens(), cache)
 
 
+@BOTH
+def test_caches_that_are_refused(kind):
+    layer, x = make(kind), tokens(1)
+    name = type(layer).__name__
+    _, cache = layer(x, output_cache=True)
+    with pytest.raises(TypeError, match=f"^{name}: output_cache: got 1, allowed are True and False"):
+        layer(x, output_cache=1)
+    with pytest.raises(TypeError, match=f"^{name}: cache: got tuple, expected a .*Cache, .* or None"):
+        layer(x, (1, 2))
+    for wrong in (None, tuple(cache)):
+        with pytest.raises(TypeError, match=f"^{name}.step: cache: got {type(wrong).__name__}, expected a .*Cache"):
+            layer.step(x, wrong)
+    for call, where in ((layer, name), (layer.step, f"{name}.step")):
+        with pytest.raises(TypeError, match=f"^{where}: cache.conv: got"):
+            call(x, cache._replace(conv=1))
+        with pytest.raises(TypeError, match=f"^{where}: cache.state: got NoneType"):
+            call(x, cache._replace(state=None))
+
+
 def test_a_limit_has_no_step():
     layer = make("mamba2", dt_limit=(0.0, 0.5))
     _, cache = layer(tokens(), output_cache=True)
@@ -242,6 +298,15 @@ def test_packed_sequences(kind):
             assert mixer_layers.error(cache.state[n:n + 1], last.state) <= bound
             for found, wanted in zip(*((c.conv if kind == "kimi" else (c.conv,)) for c in (cache, last))):
                 assert mixer_layers.error(found[n:n + 1], wanted) <= bound
+
+
+@BOTH
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_packed_sequences_without_tokens(kind, sequences):
+    layer, cu = make(kind), torch.zeros(sequences + 1, dtype=torch.int32)
+    y, cache = layer(tokens(0)[:1], output_cache=True, cu_seqlens=cu)
+    conv = cache.conv if kind == "kimi" else (cache.conv,)
+    assert y.shape == (1, 0, 48) and all(len(t) == sequences and not t.any() for t in (*conv, cache.state))
 
 
 @BOTH

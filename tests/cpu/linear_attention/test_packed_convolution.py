@@ -4,7 +4,8 @@ import itertools
 import pytest
 import torch
 
-from tkq.linear_attention.short_convolution import causal_conv1d
+import tkq
+from tkq.linear_attention.short_convolution import ShortConvolution, causal_conv1d
 
 CUTS = {"whole": [0, 9], "short": [0, 1, 1, 3, 9], "around": [2, 5, 8], "falling": [-3, 4, 2, 99], "none": [9, 9],
         "no": [4]}
@@ -46,6 +47,45 @@ def test_each_is_as_alone(cuts, width, bias):
                        causal_conv1d(x, weight, b, "silu", zeros, cu_seqlens=cu))
 
 
+@pytest.mark.parametrize("tokens", [0, 4])
+@pytest.mark.parametrize("cuts", [[0], [2], [0, 0, 0], [0, 2], [1, 3]])
+@pytest.mark.parametrize("width", [1, 4])
+def test_tokens_of_no_sequence_are_0(tokens, cuts, width):
+    """As `tkq.causal_conv1d` has it: taps reach behind a sequence, and a bias everywhere. No tokens are none too."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(1, tokens, 6), torch.randn(6, width), torch.randn(6)
+    states = torch.randn(len(cuts) - 1, 6, width - 1)
+    y, last = causal_conv1d(x, weight, bias, "silu", states, True, torch.tensor(cuts))
+    assert y.shape == x.shape and last.shape == states.shape
+    first, end = (min(cuts[i], tokens) for i in (0, -1))
+    assert not y[:, :first].any() and not y[:, end:].any() and (y[:, first:end] != 0).all()
+    if width > 1:
+        want, wanted = tkq.causal_conv1d(x, weight, bias, "silu", states, True, torch.tensor(cuts))
+        torch.testing.assert_close(y, want)
+        assert torch.equal(last, wanted)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tokens", [0, 2, 9])
+def test_types(packed, tokens):
+    """Of x and of the state, as `tkq.causal_conv1d` has them; under autocast too."""
+    x, weight, bias = torch.randn(1, tokens, 6).bfloat16(), torch.randn(6, 4).bfloat16(), torch.randn(6)
+    cu, state = torch.tensor([0, tokens]) if packed else None, torch.randn(1, 6, 3)
+    for given in (None, state):
+        found, want = (conv(x, weight, bias, None, given, True, cu) for conv in (causal_conv1d, tkq.causal_conv1d))
+        torch.testing.assert_close(found, want)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (None, state):
+            y, last = causal_conv1d(x.float(), weight.float(), bias, None, given, True, cu)
+            assert y.dtype == torch.bfloat16 and last.dtype == (torch.bfloat16 if given is None else torch.float32)
+
+
+def test_no_tokens_have_gradients():
+    x, weight, bias = torch.randn(2, 0, 6), torch.randn(6, 4, requires_grad=True), torch.randn(6, requires_grad=True)
+    causal_conv1d(x, weight, bias, "silu").sum().backward()
+    assert not weight.grad.any() and not bias.grad.any()
+
+
 def test_what_no_sequence_has_reaches_nothing():
     x, weight = torch.randn(1, 9, 6), torch.randn(6, 4, requires_grad=True)
     x[:, :2], x[:, 7:] = torch.nan, torch.inf
@@ -64,8 +104,16 @@ def test_a_sequences_nan_stays_in_it():
 
 @pytest.mark.parametrize("changed, error, words", [
     (dict(cu_seqlens=[0, 7]), TypeError, "cu_seqlens: got list"),
-    (dict(cu_seqlens=torch.zeros(1, 2)), ValueError, "cu_seqlens: has 2 dimensions"),
-    (dict(cu_seqlens=torch.zeros(0)), ValueError, "cu_seqlens: has 0 numbers"),
+    (dict(cu_seqlens=torch.zeros(1, 2, dtype=torch.int32)), ValueError, "cu_seqlens: has 2 dimensions"),
+    (dict(cu_seqlens=torch.zeros(0, dtype=torch.int64)), ValueError, "cu_seqlens: has 0 numbers"),
+    *((dict(cu_seqlens=torch.tensor([0, 7]).to(wrong)), TypeError, f"cu_seqlens: dtype is {wrong}, allowed are")
+      for wrong in (torch.float32, torch.bool, torch.uint8, torch.int16)),
+    (dict(x=torch.zeros(1, 7, 6, dtype=torch.int32)), TypeError, "x: dtype is torch.int32, allowed are .*float64"),
+    *((dict(initial_state=torch.zeros(1, 6, 3, dtype=wrong)), TypeError, f"initial_state: dtype is {wrong}, allowed")
+      for wrong in (torch.int32, torch.complex64)),
+    (dict(output_final_state="no"), TypeError, "output_final_state: got 'no', allowed are True and False"),
+    (dict(activation="relu"), ValueError, "activation: got 'relu', allowed are 'silu', and None"),
+    (dict(bias=torch.zeros(5)), ValueError, r"bias: shape is \(5,\), expected \(6\)"),
     (dict(x=torch.zeros(2, 7, 6)), ValueError, "cu_seqlens: has 2 numbers, .* x has 2 rows, allowed .* is 1"),
     (dict(initial_state=torch.zeros(2, 6, 3)), ValueError, r"initial_state: .* expected \(1, 6, 3\)"),
 ])
@@ -73,3 +121,25 @@ def test_what_is_refused(changed, error, words):
     given = dict(x=torch.zeros(1, 7, 6), weight=torch.zeros(6, 4), cu_seqlens=torch.tensor([0, 7])) | changed
     with pytest.raises(error, match=f"causal_conv1d: {words}"):
         causal_conv1d(**given)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "initial_state", "bias", "weight"])
+def test_other_devices(name):
+    given = dict(x=torch.zeros(1, 7, 6), weight=torch.zeros(6, 4), bias=torch.zeros(6), cu_seqlens=torch.tensor([0, 7]),
+                 initial_state=torch.zeros(1, 6, 3))
+    with pytest.raises(ValueError, match=f"{name}: is on meta, but x is on cpu"):
+        causal_conv1d(**given | {name: given[name].to("meta")})
+
+
+@pytest.mark.parametrize("changed, error, words", [
+    (dict(width=0), ValueError, "width is 0, allowed are ints from 1 on"),
+    (dict(width=-7), ValueError, "width is -7"),
+    (dict(width=True), TypeError, "width: got True"),
+    (dict(width=[3]), TypeError, r"width: got \[3\], allowed are ints"),
+    (dict(channels="x"), TypeError, "channels: got 'x', allowed are ints"), (dict(bias=1), TypeError, "bias: got 1"),
+    (dict(activation="relu"), ValueError, "activation: got 'relu', allowed are 'silu', and None"),
+    (dict(activation=1), TypeError, "activation: got 1, allowed are 'silu', and None"),
+])
+def test_modules_that_are_refused(changed, error, words):
+    with pytest.raises(error, match=f"ShortConvolution: {words}"):
+        ShortConvolution(**dict(channels=6, width=4) | changed)

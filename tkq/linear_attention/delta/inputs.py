@@ -54,11 +54,13 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
 def in_kernel(q, k, v, g, beta, options: DeltaOptions, others: tuple) -> bool:
     """Does the rule's kernel itself divide q and k by their lengths? With gates of columns, in bf16, where nothing is
     recorded and TMA reads q and k as they lie. What it is not sure of is none."""
-    tensors = q, k, v, g, beta, options.A_log, options.dt_bias, *others
-    if options.l2norm is not True or not all(x is None or isinstance(x, Tensor) for x in tensors) or g is None:
+    needed, others = (q, k, v, g, beta), (options.A_log, options.dt_bias, *others)
+    if options.l2norm is not True or not all(isinstance(x, Tensor) for x in needed):
+        return False
+    if not all(x is None or isinstance(x, Tensor) for x in others):
         return False
     if not (q.is_cuda and g.dim() == q.dim() == k.dim() == 4 and q.dtype == k.dtype == torch.bfloat16
-            and ops.route(*tensors) == "direct"):
+            and ops.route(*needed, *others) == "direct"):
         return False
     try:
         check_layouts(DELTA, q, k)
@@ -99,7 +101,7 @@ def _unit(name, x, only_inside):
     check.rank(f"{DELTA}: {name}", x, 4)
     check.settled(f"{DELTA}: {name}", x)
     check.last_dim_contiguous(f"{DELTA}: {name}", x)
-    x, K = only_inside(x), x.shape[3]
+    x, K = only_inside(x), check.plain_size(x.shape[3])
     x = x if x.stride(3) == 1 else x.contiguous()  # rows that overlap come from `only_inside` in an order of torch's
     return rmsnorm(x, x.new_full((K,), K**-0.5, dtype=torch.float32), eps=L2_EPS / K) if K else x
 

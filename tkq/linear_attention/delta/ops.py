@@ -25,7 +25,7 @@ from tkq.linear_attention.delta.channel_gradients import backward as channels_ba
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
 from tkq.linear_attention.delta.inputs import DeltaOptions, gates_in_kernel, in_kernel, prepared
 from tkq.linear_attention.launch import Given, no_states
-from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
+from tkq.linear_attention.pools import NAMES, Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
 from tkq.linear_attention.split.launch import by_blocks, launch, start
 from tkq.reference import linear_attention as reference
@@ -373,5 +373,5 @@ _pool_op = ops.torch_op("gated_delta_rule_pool", cuda=_pool_cuda, cpu=_pool_cpu,
 _checkpoints_op = ops.torch_op("gated_delta_rule_checkpoints", cuda=_checkpoints_cuda, cpu=_checkpoints_cpu,
                                fake=_checkpoints_fake, of=DELTA)
 _checkpoints = Checkpoints(DELTA, _checkpoints_cuda, _checkpoints_cpu, _checkpoints_op, delta_every, check_delta_call)
-_pools = Pools(DELTA, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_delta_call)
+_pools = Pools(DELTA, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_delta_call, NAMES[6])
 _Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)

@@ -6,7 +6,11 @@ from torch import Tensor, nn
 
 from tkq.linear_attention.hedgehog.ops import hedgehog
 from tkq.linear_attention.hedgehog.spec import FEATURES, HEAD_DIMS
+from tkq.runtime import arguments
+from tkq.runtime.arguments.tables import number
 from tkq.runtime.call import check
+
+_factor = arguments.checker_of("HedgehogAttention", number("init_window_factor", 0.0))
 
 
 class HedgehogAttention(nn.Module):
@@ -35,7 +39,8 @@ class HedgehogAttention(nn.Module):
     Raises:
         TypeError: a size that is no int; a flag that is no bool; an init_window_factor that is no number; a rotary that
             cannot be called.
-        ValueError: a size below 1; num_heads that is no multiple of num_kv_heads.
+        ValueError: a size below 1; an init_window_factor that is not finite in float32; num_heads that is no multiple
+            of num_kv_heads.
         NotImplementedError: a head_dim or feature_dim that is not supported."""
 
     def __init__(self, hidden_size: int, *, num_heads: int, head_dim: int, num_kv_heads: int | None = None,
@@ -48,14 +53,14 @@ class HedgehogAttention(nn.Module):
             check.size(f"HedgehogAttention: {name}", size)
         for name, flag in (("affine_factors", affine_factors), ("bias", bias)):
             check.flag(f"HedgehogAttention: {name}", flag)
-        check.number("HedgehogAttention: init_window_factor", init_window_factor)
         if rotary is not None and not callable(rotary):
             raise TypeError(f"HedgehogAttention: rotary is {rotary!r}, allowed are None and a module that is called "
                             "with q and k")
         _check_heads(num_heads, num_kv_heads, head_dim, feature_dim)
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim, self.feature_dim, self.affine_factors = head_dim, feature_dim, affine_factors
-        self.init_window_factor, self.rotary, new = init_window_factor, rotary, dict(device=device, dtype=dtype)
+        self.init_window_factor, self.rotary = _factor(init_window_factor), rotary
+        new = dict(device=device, dtype=dtype)
         for name, heads in (("q", num_heads), ("k", num_kv_heads), ("v", num_kv_heads)):
             setattr(self, f"{name}_proj", nn.Linear(hidden_size, heads * head_dim, bias=bias, **new))
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False, **new)

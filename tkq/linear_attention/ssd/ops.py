@@ -298,5 +298,5 @@ _op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=
 _pool_op = ops.torch_op("mamba2_ssd_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=OP,
                         mutates=("initial_states",))
 _pools = Pools(OP, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op,
-               lambda *given: check_call(*given[:-1], where=given[-1]), NAMES[-1])
+               lambda *given: check_call(*given[:-1], where=given[-1]), NAMES)
 _Recorded = ops.eager_function("Mamba2Ssd", forward=_record, backward=_back, of=OP)

@@ -7,9 +7,9 @@ values of the fuzz tests.
 from .kinds import Argument, came
 from .tables import REQUIRED, TABLES
 from .words import raises
-from .written import checker
+from .written import checker, checker_of
 
-__all__ = ["REQUIRED", "Argument", "came", "checker", "names", "raises", "table"]
+__all__ = ["REQUIRED", "Argument", "came", "checker", "checker_of", "names", "raises", "table"]
 
 
 def table(name: str) -> tuple[Argument, ...]:

@@ -7,30 +7,38 @@ table that it reads. What is written for ``eps``, a number from 0 on, is
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from .tables import TABLES
 
 
-def checker(op: str, *names: str, called: str = ""):
+def checker(op: str, *names: str, called: str = "", also: tuple = ()):
     """A function of the values of these arguments of an op, in this order, which raises what ``Argument.take`` does,
     and returns the values as the op goes on with them: a tuple; the one itself of a single name.
 
-    called: the name that errors say, where it is not the op's."""
-    arguments = {argument.name: argument for argument in TABLES[op]}
+    called: the name that errors say, where it is not the op's. also: types that its tensors may have too."""
+    arguments = {a.name: replace(a, dtypes=(*a.dtypes, *also)) if also else a for a in TABLES[op]}
+    return checker_of(called or op, *(arguments[name] for name in names))
+
+
+def checker_of(called: str, *arguments):
+    """The same of arguments that are in no table: a layer's, or another library's function's. called: the name that
+    errors say."""
     known = {"Tensor": Tensor, "torch_dtype": torch.dtype, "strided": torch.strided,
              "traced": torch.compiler.is_dynamo_compiling}
+    names = [argument.name for argument in arguments]
     lines = [f"def check({', '.join(names)}):"]
-    for name in names:
-        argument = arguments[name]
+    for name, argument in zip(names, arguments):
         known |= {f"of_{name}": argument, f"types_{name}": argument.types}
         wrong = _wrong(argument)
         if argument.none:
             wrong = f"{name} is not None and ({wrong})"
-        lines += [f"    if {wrong}:", f"        {name} = of_{name}.take({called or op!r}, {name})"]
+        lines += [f"    if {wrong}:", f"        {name} = of_{name}.take({called!r}, {name})"]
     lines.append(f"    return {', '.join(names)}")
-    exec(compile("\n".join(lines), f"<tkq arguments of {called or op}>", "exec"), known)
+    exec(compile("\n".join(lines), f"<tkq arguments of {called}>", "exec"), known)
     return known["check"]
 
 

@@ -62,6 +62,12 @@ def is_traced(x) -> bool:
     return isinstance(x, (torch.SymFloat, torch.SymInt))
 
 
+def plain_size(n):
+    """A tensor's size as a number, for what takes no tensor in its place: torch.jit.trace has tensors, and keeps the
+    number that it traces with."""
+    return int(n) if isinstance(n, Tensor) else n
+
+
 def number(name: str, x) -> None:
     """TypeError unless x is a number: Python's, or one that is traced."""
     if (isinstance(x, bool) or not isinstance(x, (int, float))) and not is_traced(x):
@@ -119,6 +125,14 @@ def strides_of_16_bytes(op: str, name: str, x: Tensor, line: int) -> None:
                              "elements (16 bytes): call .contiguous()")
     if memory.address(x) % 16:
         raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
+def strides_fit_16_bytes(x: Tensor) -> bool:
+    """Would `rows_of_16_bytes` take a tensor, wherever it begins? Raises nothing, so that tracers follow it, and asks
+    inner dimensions first: a stride outside of them is their multiple, and its size says nothing then."""
+    unit, inner = 16 // x.element_size(), x.dim() - 1
+    fits = inner < 0 or x.stride(inner) == 1 or x.shape[inner] == 1
+    return (fits and all(x.stride(i) % unit == 0 or x.shape[i] == 1 for i in reversed(range(inner)))) or not x.numel()
 
 
 def _dense(name, x):

@@ -56,6 +56,21 @@ def test_ragged_queries():
         assert o[[0, 12]].isnan().all()
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_plan_is_traced_by_jit(ragged):
+    """Whose sizes are tensors, as the number of rows would be."""
+    lengths, cu = torch.tensor([12, 30], dtype=INT), torch.tensor([0, 1, 4], dtype=INT)
+    own = dict(cu_seqlens_q=cu, total_q=4) if ragged else dict(max_seqlen_q=2)
+
+    def run(lengths):
+        plan = tkq.plan_cascade(lengths, 4, 2, 64, prefix_len=8, page_size=4, cascade=True, **own)
+        return plan.seqlens, plan.plan, plan.prefix_seqlens, plan.prefix_plan
+
+    program = torch.jit.trace(run, lengths, check_trace=False)
+    assert all(map(torch.equal, program(lengths), run(lengths)))
+
+
 @pytest.mark.parametrize("cascade", [True, False])
 def test_lengths_and_pages_that_lie(cascade):
     """A sequence whose first query does not see the prefix; one of no key; a page that is not there."""

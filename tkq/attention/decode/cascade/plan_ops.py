@@ -82,7 +82,7 @@ def plan_cascade(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, hea
                          "go together")
     if heads_q % heads_kv:
         raise ValueError(f"{OP}: num_heads_q is {heads_q}, allowed are multiples of num_heads_kv, {heads_kv}")
-    batch, ragged = cache_seqlens.shape[0], cu_seqlens_q is not None
+    batch, ragged = check.plain_size(cache_seqlens.shape[0]), cu_seqlens_q is not None
     if ragged:
         check.shape(f"{OP}: cu_seqlens_q", cu_seqlens_q, (batch + 1,))
         check.same_device(cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q)
