@@ -40,7 +40,7 @@ _layout = arguments.checker("swiglu", "layout", called="SwiGLU")
 _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
 _interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
 _seqlen, _dim, _base = arguments.table("rope_cos_sin")[:3]
-_ROTARY = _dim, _dataclasses.replace(_seqlen, name="max_seqlen"), _base
+_tables = arguments.checker_of("RotaryEmbedding", _dim, _dataclasses.replace(_seqlen, name="max_seqlen"), _base)
 
 
 # with their first use: they bring kernels of their own
@@ -323,7 +323,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
         super().__init__()
-        dim, max_seqlen, base = (a.take("RotaryEmbedding", x) for a, x in zip(_ROTARY, (dim, max_seqlen, base)))
+        dim, max_seqlen, base = _tables(dim, max_seqlen, base)
         self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, _interleaved(interleaved)
         self._make(torch.get_default_device() if device is None else device)
 

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from tkq.convolution.fft.ops import fft_conv
+from tkq.runtime import arguments
 from tkq.runtime.arguments.tables import choice, number
 from tkq.runtime.call import check
 
 NAME = "HyenaFilterConv"
-_OPTIONS = number("fast", 16.0), number("slow", 1.0), choice("precision", "half", "half", "split")
+_options = arguments.checker_of(NAME, number("fast", 16.0), number("slow", 1.0),
+                                choice("precision", "half", "half", "split"))
 
 
 class HyenaFilterConv(nn.Module):
@@ -44,7 +46,7 @@ class HyenaFilterConv(nn.Module):
         super().__init__()
         for name, n in (("heads", heads), ("max_tokens", max_tokens), ("hidden", hidden), ("bands", bands)):
             check.size(f"{NAME}: {name}", n)
-        fast, slow, precision = (option.take(NAME, x) for option, x in zip(_OPTIONS, (fast, slow, precision)))
+        fast, slow, precision = _options(fast, slow, precision)
         new = dict(device=device, dtype=torch.float32)
         self.heads, self.max_tokens, self.bands = heads, max_tokens, bands
         self.first = nn.Linear(1 + 2 * bands, hidden, **new)
