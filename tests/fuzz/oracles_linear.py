@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 from .judge import ROUNDING
-from .oracles import WIDE, Wanted, number, operand
+from .oracles import WIDE, Wanted, number, operand, wide
 
 
 def linear_attn(given):
@@ -125,6 +125,13 @@ def hedgehog(given):
     a = a + linear[:, None, None] * torch.einsum("bihf,bjhf->bhij", f, h) * far
     o = torch.einsum("bhij,bjhd->bihd", a / (a.sum(-1, keepdim=True) + 1e-6), v)
     return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o, HEDGEHOG))]
+
+
+def of_factor(name, given, do, o):
+    """How large the gradient of one of Hedgehog's factors may be, of a head: a sum of differences, each row's of dP and
+    delta, which is made of o as it is rounded."""
+    rows = (wide(do).abs() * o.value.detach().abs()).sum(-1)
+    return rows.sum((0, 1)).max().item() / wide(given[name]).abs().min().clamp(min=1e-3).item() if rows.numel() else 0.0
 
 
 SCANNED = "a", "b", "initial_state"

@@ -295,6 +295,8 @@ def judged_gradients(given, leaves, found, wanted, draw):
         tolerance = 24 * coarsest / judge.ROUNDING[dtype]
         if "softmax_scale" in given and n != "v":
             tolerance = "beside", tolerance, coarsest / 4 * oracles_attention.slope(given, above[0])
+        if n.endswith("_factor"):
+            tolerance = "beside", tolerance, coarsest / 2 * oracles_linear.of_factor(n, given, above[0], pairs[0][1])
         wrong = judge.tensor(g, oracles.Wanted(f"d{n}", r, tolerance, dtype))
         if wrong:
             return "BAD: wrong gradient", wrong
