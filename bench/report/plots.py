@@ -224,14 +224,18 @@ def drawings(reports: Mapping[str, Report]) -> Iterator[tuple[str, object, str]]
             drawn = [panel for panel in panels(report, section) if len(panel.sizes) > 1]
             if drawn:
                 yield f"{file}_{section}", lambda drawn=drawn: figure(drawn), digest(drawn)
-    if found := overview(reports):
-        yield "overview", lambda: overview_figure(found), digest([OVERVIEW, found])
+
+
+def drawn_overview(found: Mapping[str, list[float]]) -> list[tuple[str, object, str]]:
+    """The same of an overview, where it has a row."""
+    return [("overview", lambda: overview_figure(found), digest([OVERVIEW, found]))] if found else []
 
 
 def write(reports: Mapping[str, Report], folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:
-    """Every picture of these results, in every format, into a folder; the files."""
+    """Every picture of these results, an overview with a row for each operation among them, in every format, into a
+    folder; the files."""
     written = []
-    for name, draw, described in drawings(reports):
+    for name, draw, described in (*drawings(reports), *drawn_overview(overview(reports))):
         made = draw()
         for ending in formats:
             save(made, folder / f"{name}.{ending}", described)

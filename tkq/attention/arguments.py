@@ -112,6 +112,7 @@ def check_operands(op, q, k, v, sinks, rank):
 
 def check_layouts(op, **tensors: Any):
     """What TMA and plain loads cannot take: strides and addresses."""
+    rows = {}
     for name, x in tensors.items():
         if x is None or not isinstance(x, Tensor):
             continue
@@ -120,7 +121,8 @@ def check_layouts(op, **tensors: Any):
             continue
         if x.shape[-3] >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
             raise NotImplementedError(f"{op}: {name} is {tuple(x.shape)}, supported are fewer than 2^30 rows")
-        check.rows_of_16_bytes(op, **{name: x})
+        rows[name] = x
+    check.rows_of_16_bytes(op, **rows)
 
 
 def check_sequences(op, q, lengths: Lengths):

@@ -8,6 +8,8 @@ NotImplementedError: ``cache_seqlens``, of states that are ring buffers.
 """
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
         raise ValueError(f"{FN}: seq_idx is given, allowed are initial_states None and return_final_states False")
     check.dtype(f"{FN}: seq_idx", seq_idx, ("int32", "int64"))
     check.shape(f"{FN}: seq_idx", seq_idx, tuple(tokens.shape[:2]))
-    return causal_conv1d(tokens, weight, bias, activation, seq_idx=seq_idx).mT
+    return _named(_OF_FN, functools.partial(causal_conv1d, seq_idx=seq_idx), tokens, weight, bias, activation).mT
 
 
 def _check_out(out, x, weight, bias, states):
@@ -127,6 +129,8 @@ def _named(names, function, *given):
     try:
         return function(*given)
     except (TypeError, ValueError, NotImplementedError) as error:
+        if type(error) not in (TypeError, ValueError, NotImplementedError):
+            raise
         words = str(error)
         for theirs, ours in names:
             words = words.replace(theirs, ours)

@@ -3,6 +3,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tkq.linear_attention.spec import COLUMN_DIMS, HEAD_DIMS, VALUE_DIMS
 from tkq.runtime import arguments
@@ -142,7 +143,7 @@ def for_tma(x, first=False):
 
 def _begins_at_16_bytes(x, unknown):
     """unknown: what is said of a tracer's tensor, which has no memory."""
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or isinstance(x, FakeTensor):
         return unknown
     try:
         return x.data_ptr() % 16 == 0

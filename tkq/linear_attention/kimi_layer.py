@@ -109,7 +109,10 @@ class KimiDeltaAttention(nn.Module):
         them: B is 1, and a cache has N rows.
 
         Returns y (B, S, hidden_size), or (y, cache), tensors of its own. A sequence may be cut anywhere: chained calls
-        are one within rounding."""
+        are one within rounding.
+
+        Raises:
+            TypeError: a cache of another class; an output_cache that is no bool."""
         check_cache("KimiDeltaAttention", cache, DeltaNetCache, output_cache)
         (q, k, v), conv = self._mixed(x, cache, cu_seqlens)
         found = gated_delta_rule(q, k, v, *self._gates(x), None, None if cache is None else cache.state, output_cache,

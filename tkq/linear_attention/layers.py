@@ -109,7 +109,10 @@ class GatedDeltaNet(nn.Module):
         them: B is 1, and a cache has N rows.
 
         Returns y (B, S, hidden_size), or (y, cache). A sequence may be cut anywhere: chained calls are one within
-        rounding."""
+        rounding.
+
+        Raises:
+            TypeError: a cache of another class; an output_cache that is no bool."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
@@ -143,9 +146,11 @@ def check_cache(layer, cache, kind, output_cache=False, needed=False):
     if not isinstance(cache, kind):
         raise TypeError(f"{layer}: cache: got {type(cache).__name__}, expected a {kind.__name__}, as calls with "
                         f"output_cache=True give it{'' if needed else ', or None'}")
-    conv = cache.conv if kind is DeltaNetCache else (cache.conv,)
-    if not isinstance(conv, (tuple, list)) or (kind is DeltaNetCache and len(conv) != 3):
-        raise TypeError(f"{layer}: cache.conv: got {arguments.came(conv)}, expected the tensors of q, k and v")
+    conv = (cache.conv,)
+    if kind is DeltaNetCache:
+        conv = cache.conv
+        if not isinstance(conv, (tuple, list)) or len(conv) != 3:
+            raise TypeError(f"{layer}: cache.conv: got {arguments.came(conv)}, expected the tensors of q, k and v")
     for x in conv:
         check.tensor(f"{layer}: cache.conv", x)
     check.tensor(f"{layer}: cache.state", cache.state)

@@ -122,7 +122,10 @@ class Mamba2(nn.Module):
         is 1, and a cache has M rows.
 
         Returns out (B, S, d_model), or (out, cache), tensors of its own. A sequence may be cut anywhere: chained calls
-        are one within rounding."""
+        are one within rounding.
+
+        Raises:
+            TypeError: a cache of another class; an output_cache that is no bool."""
         check_cache("Mamba2", cache, Mamba2Cache, output_cache)
         (z, x, B, C, dt), conv = self._mixed(u, cache, cu_seqlens)
         found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias,

@@ -63,15 +63,14 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     if initial_state is not None:
         check.shape(f"{NAME}: initial_state", initial_state, (N, C, W - 1))
     state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
-    y = ACTIVATIONS[activation](_of_taps(*_widened(x, weight, state, bias), cu_seqlens if S else None))
-    y = y.to(x.dtype).transpose(1, 2).contiguous()
+    y, padded = _of_taps(*_widened(x, weight, state, bias), cu_seqlens if S else None)
+    y = ACTIVATIONS[activation](y).to(x.dtype).transpose(1, 2).contiguous()
     if not output_final_state:
         return y
     if cu_seqlens is not None:
         return y, final_state(x, initial_state, cu_seqlens, W)
     # of all of x, and not of its last tokens, whose number tracers would have to know
-    return y, torch.cat((state, x.transpose(1, 2).to(state.dtype)), 2)[..., S:].clone(
-        memory_format=torch.contiguous_format)
+    return y, padded[..., S:].to(state.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _widened(*tensors):
@@ -82,14 +81,16 @@ def _widened(*tensors):
     return (t if t is None else t.to(wide) for t in tensors)
 
 
+@autocast.apart
 def _of_taps(x, weight, state, bias, cu_seqlens):
-    """(B, C, S), without activation."""
+    """((B, C, S), without activation; x behind its state, (B, C, W - 1 + S), or None where sequences are packed)."""
     if cu_seqlens is not None:
-        return packed_conv1d(x, weight, bias, state, cu_seqlens)
+        return packed_conv1d(x, weight, bias, state, cu_seqlens), None
     if not x.shape[1]:  # shorter than the taps: F.conv1d does not take it
         y = x * weight[:, 0]
-        return (y if bias is None else y + bias).transpose(1, 2)
-    return F.conv1d(torch.cat((state, x.transpose(1, 2)), 2), weight[:, None], bias, groups=x.shape[2])
+        return (y if bias is None else y + bias).transpose(1, 2), state
+    padded = torch.cat((state, x.transpose(1, 2)), 2)
+    return F.conv1d(padded, weight[:, None], bias, groups=x.shape[2]), padded
 
 
 def _sequences(batch, cu_seqlens):

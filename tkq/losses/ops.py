@@ -123,7 +123,9 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
         ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
             to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
             devices, a last dimension that is not contiguous, no classes; inplace with logits that share memory.
-        NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
+        NotImplementedError, IndexError: as ``tkq.cross_entropy``.
+        RuntimeError: a GPU other than Hopper; inplace with a leaf that requires a gradient, or a view of one, where
+            gradients are recorded.
 
     Example::
 

@@ -232,7 +232,7 @@ def test_quantised_with_options(rotate, smooth_k, tables):
     (ValueError, "sin is None", dict(sin=None)), (ValueError, "cos is None", dict(cos=None)),
     (ValueError, "cos: shape", dict(cos=torch.ones(9, 16))), (ValueError, "sin: shape", dict(sin=torch.ones(10, 32))),
     (ValueError, "cos has 8 rows", dict(cos=torch.ones(8, 32))),
-    (ValueError, "cos has strides", dict(cos=torch.ones(32, 9).T)),
+    (ValueError, "cos: strides are", dict(cos=torch.ones(32, 9).T)),
     (ValueError, "q has 8 tokens", dict(q=torch.ones(2, 8, 6, 64))),
     (NotImplementedError, "rows of 8,", dict(q=torch.ones(2, 9, 6, 8), k=torch.ones(2, 9, 2, 8),
                                              v=torch.ones(2, 9, 2, 8))),
@@ -258,7 +258,7 @@ def test_tables_are_traced():
         assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(call(*given), want))
         for i in (3, 4):
             apart = torch.ones(9 * 32 + 1)[1:].view(9, 32)
-            with pytest.raises(ValueError, match=f"quantize_qkv: {('cos', 'sin')[i - 3]} begins at an address"):
+            with pytest.raises(ValueError, match=f"quantize_qkv: {('cos', 'sin')[i - 3]}: begins at an address"):
                 call(*given[:i], apart, *given[i + 1:])
     for i in range(5):
         with pytest.raises(NotImplementedError, match="quantize_qkv: torch.func.vmap is not supported"):

@@ -101,6 +101,8 @@ def test_states_of_packed_sequences_that_are_refused(error, words, changed):
         x, x[0], seq_idx=torch.zeros(1, 4, dtype=torch.int32), return_final_states=True)),
     (TypeError, "causal_conv1d_fn: return_final_states: got 1", lambda x: causal_conv1d_fn(
         x, x[0], return_final_states=1)),
+    (ValueError, "causal_conv1d_fn: bias: shape", lambda x: causal_conv1d_fn(
+        x, x[0], torch.zeros(9), torch.zeros(1, 4, dtype=torch.int32))),
     (TypeError, "causal_conv1d_fn: initial_states: got str", lambda x: causal_conv1d_fn(x, x[0], initial_states="x")),
     (ValueError, "causal_conv1d_fn: initial_states: shape", lambda x: causal_conv1d_fn(x, x[0], initial_states=x)),
     (TypeError, "causal_conv1d_update: conv_state_indices: got list", lambda x: causal_conv1d_update(

@@ -96,9 +96,9 @@ def check_gradient_of(op, tensors, sinks, options, rank):
 
 def _check_layout(name, x):
     if not takes(x):
-        raise ValueError(f"{OP}: {name} has strides {x.stride()} and address {x.data_ptr():#x}; its last dimension "
-                         "must be contiguous, its address and other strides multiples of 16 bytes: "
-                         "call .clone(memory_format=torch.contiguous_format)")
+        raise ValueError(f"{OP}: {name}: strides are {x.stride()}, its address is {x.data_ptr():#x}; its last "
+                         "dimension must be contiguous, its address and other strides multiples of 16 bytes: call "
+                         ".clone(memory_format=torch.contiguous_format)")
 
 
 def _check_all(tensors, sinks, options):

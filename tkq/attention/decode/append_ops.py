@@ -143,7 +143,7 @@ def _look(call):
         check.settled(f"{OP}: {name}", x)
         unit = max(8, 16 // x.element_size())
         if x.numel() and (x.stride(3) != 1 or any(x.stride(i) % unit and x.shape[i] > 1 for i in range(3))):
-            raise ValueError(f"{OP}: {name} has strides {x.stride()}; the last must be 1, the others multiples of "
+            raise ValueError(f"{OP}: {name}: strides are {x.stride()}; the last must be 1, the others multiples of "
                              f"{unit} elements (16 bytes)")
     check.refuse_overlap(OP, **caches, **_written_scales(call))
 

@@ -138,9 +138,7 @@ def _room(op, k, table, batch):
     pages, page = k.shape[:2]
     if table is not None:
         check.shape(f"{op}: block_table", table, (batch, None))
-        if table.stride(1) != 1 and table.shape[1] > 1:
-            raise ValueError(f"{op}: block_table has strides {table.stride()}; its last dimension must be contiguous: "
-                             "call .contiguous()")
+        check.last_dim_contiguous(f"{op}: block_table", table)
     elif pages != batch:
         raise ValueError(f"{op}: k_cache has {pages} rows for {batch} sequences; allowed without block_table is one "
                          "each")
@@ -174,7 +172,7 @@ def tasks(op, batch, of) -> None:
 def check_layouts(call: Call, out=None, op: str = OP) -> None:
     """What copies of 16 bytes cannot take; an out that must not be written to."""
     check_out(call, out, op)
-    check.rows_of_16_bytes(op, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
+    check.rows_of_16_bytes(op, empty=True, q=call.q, k_cache=call.k_cache, v_cache=call.v_cache)
 
 
 def check_out(call: Call, out, op: str = OP) -> None:

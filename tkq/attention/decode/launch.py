@@ -65,14 +65,12 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     lse = q.new_empty(*places[:-1], H, places[-1], dtype=torch.float32) if options.return_lse else None
     if not o.numel():
         return o, lse, (), None
-    if cu is not None and (plan is not None or not seqlens.shape[0]):
-        # of rows that no tile of the plan has, as where it was made for other starts
-        nothing = seqlens.shape[0] == 0
-        o.fill_(0.0 if nothing else math.nan)
+    if cu is not None and plan is not None:  # rows that no tile of the plan has, as where it was made for other starts
+        o.fill_(math.nan)
         if lse is not None:
-            lse.fill_(-math.inf if nothing else math.nan)
-        if nothing:
-            return o, lse, (), None
+            lse.fill_(math.nan)
+    if cu is not None and not seqlens.shape[0]:
+        return o, lse, (), None
     of = Planned.of(call, options)
     B = of.batch(seqlens.shape[0])
     plan = make_plan(seqlens, of, cu=cu) if plan is None else plan

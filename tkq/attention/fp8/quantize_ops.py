@@ -119,7 +119,7 @@ def _look_at_tables(q, k, cos, sin):
         if x.shape[0] < rows:
             raise ValueError(f"{OP}: {name} has {x.shape[0]} rows, {rows} tokens need as many")
         if not x.is_contiguous():
-            raise ValueError(f"{OP}: {name} has strides {x.stride()}; it must be contiguous: call .contiguous()")
+            raise ValueError(f"{OP}: {name}: strides are {x.stride()}; it must be contiguous: call .contiguous()")
     check.shape(f"{OP}: sin", sin, tuple(cos.shape))
 
 
@@ -127,7 +127,7 @@ def _look_at_addresses(call):
     """Of tables that have some: asked by what runs, as torch.compile, torch.export and torch.func show none."""
     for name, x in (("cos", call.cos), ("sin", call.sin)):
         if x is not None and x.numel() and memory.address(x) % 16:
-            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+            raise ValueError(f"{OP}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
 def _empty(call):

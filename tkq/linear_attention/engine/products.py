@@ -53,7 +53,7 @@ class StateProducts:
                 tk.mm_ABt(o, c.s16, q)
         elif self.delta.forward:
             self.in_pieces(c, [(c.w, s.k[stage])])
-        else:
+        elif self.spec.queried:
             self.in_pieces(c, [(c.o, s.q[stage])])
 
     def queries(self, c, s, stage):

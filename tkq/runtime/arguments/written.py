@@ -20,7 +20,8 @@ def checker(op: str, *names: str, called: str = "", also: tuple = ()):
     and returns the values as the op goes on with them: a tuple; the one itself of a single name.
 
     called: the name that errors say, where it is not the op's. also: types that its tensors may have too."""
-    arguments = {a.name: replace(a, dtypes=(*a.dtypes, *also)) if also else a for a in TABLES[op]}
+    arguments = {a.name: replace(a, dtypes=(*a.dtypes, *also)) if also and a.kind == "tensor" else a
+                 for a in TABLES[op]}
     return checker_of(called or op, *(arguments[name] for name in names))
 
 

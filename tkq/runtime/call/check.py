@@ -103,17 +103,31 @@ def last_dim_contiguous(name: str, x: Tensor) -> None:
             f"{name}: strides are {x.stride()}; the last dimension must be contiguous (stride 1): call .contiguous()")
 
 
-def rows_of_16_bytes(op: str, **tensors: Tensor | None) -> None:
+def rows_of_16_bytes(op: str, /, empty: bool = False, **tensors: Tensor | None) -> None:
     """What TMA, and accesses of 16 bytes, cannot take.
+
+    empty: tensors without elements are asked for their strides, too, as a launch takes them.
 
     Raises:
         ValueError: a last dimension that is not contiguous, another stride, or an address, that is no multiple of 16
-            bytes. Of tensors without elements nothing is asked.
+            bytes.
     """
     for name, x in tensors.items():
-        if x is not None and x.numel():
+        if x is not None and (x.numel() or empty) and not _plainly_in_rows(x):
             last_dim_contiguous(f"{op}: {name}", x)
             strides_of_16_bytes(op, name, x, x.dim() - 1)
+
+
+def _plainly_in_rows(x) -> bool:
+    """Is it plain to see, at the least cost, that `rows_of_16_bytes` takes a tensor? No, where it is not sure."""
+    try:
+        *outer, last = x.stride()
+        if last != 1 or x.data_ptr() % 16:
+            return False
+    except Exception:  # what has no strides, or no memory
+        return False
+    unit = 16 // x.element_size()
+    return not any(n % unit for n in outer)
 
 
 def strides_of_16_bytes(op: str, name: str, x: Tensor, line: int) -> None:

@@ -201,7 +201,7 @@ def test_layouts_that_tma_takes():
     bad = (torch.zeros(2, 17, 4, 128, dtype=x.dtype)[..., ::2], torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64],
            storage[4:].view_as(x), torch.zeros(1, 1, 1, 1, dtype=x.dtype).expand(x.shape))
     assert not any(map(ops.takes, bad))
-    with pytest.raises(ValueError, match="q has strides .* 16 bytes"):
+    with pytest.raises(ValueError, match="q: strides are .* 16 bytes"):
         ops._check_layout("q", bad[0])
 
 
