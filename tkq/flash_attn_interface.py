@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     if k is not None:
         turned = q if rotary_cos is None else q.new_empty(q.shape)  # as kv_append gives it
         window = _before_writing((turned, k_cache, v_cache, lengths, rows), asked)
-        check.refuse_gradient(KVCACHE, q=q)
+        check.refuse_gradient(KVCACHE, q=q, k=k, v=v)
         table = torch.arange(q.shape[0], device=q.device)[:, None] if rows is None else rows
         q = _append(q, k, v, (k_cache, v_cache, table), lengths, (rotary_cos, rotary_sin, rotary_interleaved),
                     causal or window != OPEN)

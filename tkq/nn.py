@@ -3,7 +3,8 @@
 RMSNorm, LayerNorm, Softmax, LogSoftmax, CrossEntropyLoss and Linear are subclasses of torch's, so `isinstance`,
 `reset_parameters`, `state_dict` and pickles are theirs, and they take what torch's take but for this: float64, class
 probabilities and uint8 for targets, no columns at all, and softmax of a single number, are refused by name. Where the
-last dimension is not contiguous, they copy, which the functions leave to the caller.
+last dimension is not contiguous, they copy, which the functions leave to the caller. Linear takes 16 bits and
+in_features of a multiple of 8; Softmax wants its dim.
 
 Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. The others keep their input's type
 (losses are float32), where torch's norms and softmax give float32: the kernels compute in float32 all the same.

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import warnings
 from dataclasses import dataclass
 
 from ..runtime.compile import bundle, keys, link
@@ -21,7 +22,8 @@ class Facts:
     """What was found. Versions are strings, None where something is missing; driver and torch_cuda are (major, minor).
 
     gpu: (name, compute capability) of the current device. linker: why kernels are not linked, None where they are.
-    cudart: where the CUDA runtime is that linked kernels need. bundle: the one in use, and how many kernels it has."""
+    cudart: where the CUDA runtime is that linked kernels need. bundle: the one in use, and how many kernels it has.
+    bundle_problem: why the one that is there cannot be used."""
 
     python: tuple
     torch: str | None
@@ -37,6 +39,7 @@ class Facts:
     cuda_python: str | None
     cudart: str | None
     bundle: str | None = None
+    bundle_problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def examine() -> Facts:
                  dsl=keys.version("nvidia-cutlass-dsl"), flavours=keys.flavours(), flavour=keys.flavour(),
                  tvm_ffi=keys.version("apache-tvm-ffi"), driver=keys.driver_cuda(), gpu=gpu, linker=link.why_not(),
                  nvdisasm=nvdisasm(), cuda_python=keys.version("cuda-python") or keys.version("cuda-bindings"),
-                 cudart=link.cudart(), bundle=_bundle())
+                 cudart=link.cudart(), **_bundle())
 
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
@@ -101,8 +104,12 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _bundle():
-    held = bundle.current()
-    return held and f"{held.path}: {len(held.note['kernels'])} kernels"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        bundle.current.cache_clear()  # whoever asked before has had the warning
+        held = bundle.current()
+    return dict(bundle=held and f"{held.path}: {len(held.note['kernels'])} kernels",
+                bundle_problem=next((str(one.message).removeprefix("tkq: ") for one in said), None))
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -119,6 +126,8 @@ def _wrong_packages(facts):
         yield Finding(f"PyTorch is {facts.torch}; tkq needs {dotted(_OLDEST_TORCH)} or newer: pip install "
                       f"'torch>={dotted(_OLDEST_TORCH)}'.")
     yield from _wrong_version(FFI, facts.tvm_ffi)
+    if facts.bundle_problem:
+        yield Finding(f"{facts.bundle_problem[0].upper()}{facts.bundle_problem[1:]}")
     if facts.bundle and facts.dsl is None:
         yield Finding("nvidia-cutlass-dsl is missing: kernels that the bundle lacks cannot be compiled here.", False)
         return

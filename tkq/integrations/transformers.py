@@ -88,7 +88,7 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
 
     Raises:
         ValueError: another ``linear``; keep_weight=False without float8 layers.
-        TypeError: a keep_weight that is no bool.
+        TypeError: a model that is no module; a loss or keep_weight that is no bool.
 
     What is fused is what patch has replaced. Modules of other classes in its place (adapters, norms of your own), and
     modules with hooks or a forward of their own, before or after patch, are called as they are. (Hooks for all modules,
@@ -98,6 +98,9 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     """
     if linear not in modules.LINEARS:
         raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"patch: model: got {type(model).__name__}, expected a torch.nn.Module")
+    check.flag("patch: loss", loss)
     check.flag("patch: keep_weight", keep_weight)
     if not (keep_weight or (linear or "").startswith("fp8")):
         raise ValueError(f"patch: keep_weight=False is for layers in float8, linear is {linear!r}")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import multiprocessing
 import pathlib
 import shutil
@@ -27,7 +28,7 @@ def parsed(argv) -> argparse.Namespace:
 
 def main(chosen) -> int:
     """chosen: as the command line has it (see ``describe``). 0; 1 where a kernel failed; 2: nothing could be
-    chosen, or nothing can be compiled here."""
+    chosen, or nothing can be compiled, or kept, here."""
     try:
         kernels = _selected(chosen)
     except (ValueError, RuntimeError) as error:
@@ -69,7 +70,15 @@ def _share():
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
-    """Fill the disk cache and print progress. report: judge the machine code too. 0, or 1 where something is wrong."""
+    """Fill the disk cache and print progress. report: judge the machine code too, also where nothing can be kept. 0; 1
+    where something is wrong; 2 where nothing is kept or judged."""
+    try:
+        with contextlib.nullcontext() if report else cache().lock("compile"):
+            pass
+    except (OSError, RuntimeError) as error:  # all would be compiled, and lost with this process
+        print(f"tkq compile: the cache cannot be used: {error}; --output or TKQ_CACHE_DIR name another folder",
+              file=sys.stderr)
+        return 2
     progress = Progress(len(kernels))
     for kernel, made, error in _worked(_entry, kernels, jobs):
         progress.show(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
@@ -141,6 +150,8 @@ def describe(parser) -> None:
 def _selected(chosen):
     if chosen.jobs < 1:
         raise ValueError(f"--jobs is {chosen.jobs}, allowed are numbers from 1 on")
+    if "" in chosen.names:
+        raise ValueError("a NAME is empty, allowed is a part of a kernel's name: --list prints them")
     some = chosen.names or chosen.models or chosen.ops
     if chosen.all and some:
         raise ValueError("--all is every kernel: leave out NAME, --models and --ops, or leave out --all")

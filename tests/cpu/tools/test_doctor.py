@@ -1,5 +1,7 @@
 """python -m tkq: what doctor says of environments, good and broken, and what the other commands answer."""
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -7,7 +9,7 @@ from tkq import __main__ as command
 from tkq.cli import doctor
 from tkq.cli.doctor import Facts, diagnose
 from tkq.runtime import Recipe, Shipped
-from tkq.runtime.compile import build
+from tkq.runtime.compile import build, bundle
 from tkq.runtime.compile.cache import Cache
 from tkq.runtime.compile.expectation import Expectation
 from tkq.warmup import catalog
@@ -142,11 +144,34 @@ def two_kernels(monkeypatch):
 def test_compile_says_that_the_cache_cannot_be_used(capsys, two_kernels, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
+    assert command.main(["compile", "scale_good"]) == 2
+    assert "the cache cannot be used: the folder" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="written by everybody"):
-        assert command.main(["compile", "scale_good"]) == 0
+        assert command.main(["compile", "scale_good", "--report"]) == 0
     assert "cannot be used: the folder" in capsys.readouterr().out
     assert command.main(["compile", "scale_good", "--output", str(tmp_path / "cache")]) == 2
     assert "--output: the folder" in capsys.readouterr().err and not list((tmp_path / "cache").iterdir())
+
+
+def test_an_empty_name_is_no_name(capsys, two_kernels):
+    assert command.main(["compile", ""]) == 2 and "a NAME is empty" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_on():
+    """A pipe that closes early, as head's does."""
+    listed = subprocess.Popen([sys.executable, "-m", "tkq", "compile", "--list"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)
+    listed.stdout.readline()
+    listed.stdout.close()
+    assert listed.stderr.read() == b"" and listed.wait() in (0, 1)
+
+
+def test_a_bundle_that_cannot_be_used_is_a_finding(monkeypatch, tmp_path):
+    monkeypatch.setenv("TKQ_BUNDLE", str(tmp_path / "none"))
+    facts = doctor.examine()
+    bundle.current.cache_clear()
+    assert facts.bundle is None and "cannot be used (No such file" in facts.bundle_problem
+    assert any(finding.broken and "The bundle" in finding.text for finding in doctor.diagnose(facts))
 
 
 def test_compile_fills_the_cache(capsys, two_kernels):

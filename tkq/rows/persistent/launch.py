@@ -119,7 +119,9 @@ def spec_of(cls, given: dict) -> RowSpec:
             raise TypeError(f"{cls.__name__}: got an argument {name}, allowed are {', '.join(sorted(allowed))}")
     first = next((name for name in cls.loads if name in given), None)
     if first is None:
-        raise ValueError(f"{cls.__name__}: none of its loads is given: {', '.join(cls.loads)}")
+        what = f"none of its loads is given: {', '.join(cls.loads)}" if cls.loads else (
+            "it has no loads, expected the names of tensors that it reads, one at least")
+        raise ValueError(f"{cls.__name__}: {what}")
     check.settled(f"{cls.__name__}: {first}", given[first])
     check.rank(f"{cls.__name__}: {first}", given[first], 2)
     M, N = given[first].shape
