@@ -12,7 +12,8 @@ from bench.report import summary
 NORMS = "rmsnorm", "layernorm"
 # By what the README calls it, the titles of the summary's rows that it is made of; 25 at most.
 ROWS = {
-    "`flash_attn`": ("flash_attn", "flash_attn, GQA", "flash_attn, sliding window", "flash_attn, head_dim 512"),
+    "`flash_attn`": ("flash_attn", "flash_attn, GQA", "flash_attn, sliding window"),
+    "`flash_attn`, head_dim 512": ("flash_attn, head_dim 512",),
     "`flash_attn`, backward": ("flash_attn, backward",),
     "`flash_attn`, deterministic backward": ("flash_attn, deterministic backward",),
     "`flash_attn_varlen`, forward, backward": ("flash_attn_varlen", "flash_attn_varlen, backward"),
@@ -29,9 +30,9 @@ ROWS = {
     "`rmsnorm`, `layernorm`, float8 outputs": (
         *NORMS, "rmsnorm, residual", "rmsnorm, per head", *(f"{norm}_quant" for norm in NORMS)),
     "`rmsnorm`, `layernorm`, backward": (*(f"{norm}, backward" for norm in NORMS), "rmsnorm, per head, backward"),
-    "`softmax`, `cross_entropy`, forward, backward": (
-        "softmax", "softmax, backward", "cross_entropy", "cross_entropy, backward", "cross_entropy_and_gradient"),
-    "`linear_cross_entropy`": ("linear_cross_entropy",),
+    "`softmax`, `cross_entropy`, `linear_cross_entropy`, forward, backward": (
+        "softmax", "softmax, backward", "cross_entropy", "cross_entropy, backward", "cross_entropy_and_gradient",
+        "linear_cross_entropy"),
     "`rope`, `swiglu`, `geglu`, forward, backward": (
         "rope_qk", *(f"{op}{what}" for op in ("rope", "swiglu", "geglu") for what in ("", ", backward"))),
     "`linear_attn`, forward, training": ("linear_attn", "linear_attn, forward and backward"),

@@ -106,7 +106,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
 def _bundle():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        bundle.current.cache_clear()  # whoever asked before has had the warning
+        bundle.current.cache_clear()  # an earlier caller has already seen the warning
         held = bundle.current()
     return dict(bundle=held and f"{held.path}: {len(held.note['kernels'])} kernels",
                 bundle_problem=next((str(one.message).removeprefix("tkq: ") for one in said), None))

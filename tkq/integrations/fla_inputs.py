@@ -59,7 +59,7 @@ def lightning(name, q, layer_idx, num_layers):
 
 
 def _heads(q):
-    """0, 1, .. of q's heads, float32; q as it is where it is no such tensor, which the op refuses by its name."""
+    """0, 1, .. of q's heads, float32; empty where q is no such tensor, which the op refuses by its name."""
     heads = q.shape[2] if isinstance(q, Tensor) and q.dim() > 2 else 0
     return torch.arange(heads, dtype=torch.float32, device=q.device if heads else None)
 

@@ -28,7 +28,7 @@ def shipped() -> list:
 
 def _name(s: ScanSpec, columns: int) -> str:
     parts = ["scan", s.dtype, s.layout, "backward" if s.backward else "forward"]
-    parts += ["falling"] * s.reverse  # a name, once shipped, stays
+    parts += ["reverse"] * s.reverse
     return "-".join(parts + ["few"] * (columns == FEW))
 
 

@@ -16,8 +16,8 @@ def judge(call, options, o: Tensor, lse: Tensor) -> None:
     Sq, H, Dv), lse (B, H, Sq), or (T, H, Dv) and (H, T)."""
     table, page = call.block_table, call.k_cache.shape[1]
     capacity = page * (1 if table is None else table.shape[1])
-    lies = table is not None and bad_pages(table, call.cache_seqlens, page, call.k_cache.shape[0])
-    fine = noted(call.plan, Planned.of(call, options), call.cache_seqlens, capacity, lies, call.cu_seqlens_q)
+    bad_page = table is not None and bad_pages(table, call.cache_seqlens, page, call.k_cache.shape[0])
+    fine = noted(call.plan, Planned.of(call, options), call.cache_seqlens, capacity, bad_page, call.cu_seqlens_q)
     o[~fine] = math.nan
     (lse if call.cu_seqlens_q is None else lse.mT)[~fine] = math.nan
 
@@ -31,15 +31,16 @@ def bad_pages(table: Tensor, lengths: Tensor, page: int, pages: int) -> bool:
     return bool((used & ((table < -1) | (table >= pages))).any())
 
 
-def noted(plan: Tensor, of: Planned, lengths: Tensor, capacity: int, lies: bool, cu: Tensor | None = None) -> Tensor:
+def noted(plan: Tensor, of: Planned, lengths: Tensor, capacity: int, bad_page: bool,
+          cu: Tensor | None = None) -> Tensor:
     """Which sequences, or rows of ragged queries, have results; the others are NaN. What is wrong goes into the plan.
 
-    of: what the call's plan is made for. lengths: of its sequences, up to ``capacity``. lies: does it name keys that
-    are not there? cu: where ragged queries begin."""
+    of: what the call's plan is made for. lengths: of its sequences, up to ``capacity``. bad_page: does a table or a
+    list name keys that are not there? cu: where ragged queries begin."""
     header, batch = plan[:words.HEADER].tolist(), of.batch(len(lengths))
     made = {words.MAGIC: words.NUMBER, words.BATCH: batch, words.HEADS_KV: of.heads_kv, words.GROUP: of.group,
             words.QUERIES: of.queries, words.KEY_BLOCK: of.keys, words.FIXED: of.split, words.LEFT: of.left}
-    flags = {words.BAD_PAGE: lies}
+    flags = {words.BAD_PAGE: bad_page}
     if any(header[place] != number for place, number in made.items()):
         fine = torch.zeros(len(lengths) if cu is None else of.total, dtype=torch.bool, device=plan.device)
         flags = {words.OTHER_CALL: True}

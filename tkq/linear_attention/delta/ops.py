@@ -168,7 +168,7 @@ def _of_any_length(q, k, v, g, beta, options, initial_state, scale, output_final
     q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False), cu_seqlens)
     initial_state = turned(DELTA, initial_state, state_v_first)
     found = _l2norm_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
-                             None)
+                              None)
     if found is None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         found = _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,

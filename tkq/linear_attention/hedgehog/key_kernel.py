@@ -139,12 +139,12 @@ class KeyGradients:
             chunk = visited(t, i)
             tk.load_async(s.a[0], g.a, (t.batch, t.head, chunk, 0), s.values.acquire(one))
             load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t,
-                               cutlass.select_(i > 0, chunk, t.chunks))
+                          cutlass.select_(i > 0, chunk, t.chunks))
             load_chunk(g.b, s.b, s.gradients, gradients, t, chunk)
             load_chunk(g.y, s.y, s.queries, queries, t, chunk)
             s.read.wait(one)
             load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
-                               chunk + 1)
+                          chunk + 1)
             if i + 1 < t.chunks:
                 load_chunk(g.x, s.x, s.keys, keys, t, chunk - 1)
             one.advance()

@@ -163,5 +163,5 @@ class QueryGradients:
             load_chunk(g.y, s.y, s.keys, keys, t, i)
             s.states.wait(one)
             load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
-                               cutlass.select_(i > 0, i - 1, t.chunks))
+                          cutlass.select_(i > 0, i - 1, t.chunks))
             one.advance()
