@@ -99,6 +99,9 @@ def _pairs():
     for K, gate in itertools.product(SIZES, GATES):
         spec = LinearSpec("bf16", K, 64, gate, reverse=True)
         yield Shipped(f"linear_attn_dv-bf16-k{K}-v64-{gate}-pairs", recipe(spec, heads=2), expectation(spec, 2))
+    for N in SIZES:  # segments of few long sequences, Mamba-2's
+        for part, spec in _ssd_segments(N):
+            yield Shipped(f"mamba2_ssd_{part}-bf16-k{N}-v64-token-pairs", recipe(spec, heads=2), expectation(spec, 2))
 
 
 def _packed_ssd():
@@ -150,8 +153,6 @@ def _packed():
 def _segments():
     """Of few long sequences: the forwards of the width that models have."""
     plain = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
-    ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
-                     part="states")
     delta = replace(plain, delta="fp32", inverse="out", reach=True, halves=True)
     back = replace(delta, inverse=None, reverse=True, blocks=True)
     yield "gated_delta_rule_transfers-bf16-k128-v128-token", replace(delta, part="transfers", inverse="in",
@@ -160,24 +161,34 @@ def _segments():
     yield "gated_delta_rule_du_outputs-bf16-k128-v128-token", replace(
         back, initial="fp32", final=None, part="outputs", dot=True, reach=False, halves=False)
     for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
-                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", delta), ("mamba2_ssd", ssd)):
+                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", delta)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
         outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=None, blocks=bool(spec.delta),
                           reach=False, halves=False)
         yield f"{name}_states{end}", spec
         if spec.delta:
             yield f"{name}_outputs_updates{end}", replace(outputs, updates=True)
-        if spec.ssd:
-            outputs = replace(outputs, ssd=replace(spec.ssd, skip="fp32"))
         yield f"{name}_outputs{end}", outputs
+    for part, spec in _ssd_segments(128):
+        yield f"mamba2_ssd_{part}-bf16-k128-v64-token", spec
+
+
+def _ssd_segments(N):
+    """What makes states of segments, and outputs."""
+    spec = LinearSpec("bf16", N, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
+                      part="states")
+    yield "states", spec
+    yield "outputs", replace(spec, initial="fp32", final=None, part="outputs", ssd=replace(spec.ssd, skip="fp32"))
 
 
 def _combined():
-    """States that segments begin with, of calls without and with states."""
-    for transfer, last in itertools.product(("none", "heads", "matrix"), (None, "fp32")):
-        name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
-        wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
-        yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
+    """States that segments begin with, of calls without and with states; of gates also with the last one alone."""
+    ends = ("", None, None), ("-states", "fp32", "fp32"), ("-final", None, "fp32")
+    for K, transfer, (end, first, last) in itertools.product(SIZES, ("none", "heads", "matrix"), ends):
+        if (K == 128 and end != "-final") or transfer == "heads":
+            wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
+            yield Shipped(f"linear_attn_combined-k{K}-{transfer}{end}",
+                          combine_recipe(CombineSpec(K, transfer, first, last)), Expectation(instructions=wanted))
     for name, one in (("", CombineSpec(128, "matrix", reach=True, halves=True)),
                       ("_du", CombineSpec(128, "transposed", reverse=True, reach=True, halves=True))):
         yield Shipped(f"gated_delta_rule{name}_combined-k128", combine_recipe(one), Expectation(instructions=("FFMA",)))

@@ -12,7 +12,7 @@ from tkq.linear_attention.launch import Given
 from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.linear_attention.split.launch import in_segments
-from tkq.linear_attention.split.plan import Sizes, Split, split, time
+from tkq.linear_attention.split.plan import LONG, PAIRS_GAIN, SHORTEST, Sizes, Split, split, time
 
 
 @pytest.mark.parametrize("sizes, more, how", [
@@ -25,7 +25,12 @@ from tkq.linear_attention.split.plan import Sizes, Split, split, time
     ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
     ((4, 80, 4096, 128, 64), dict(key_heads=1), Split(1, 1)),  # three waves, which are shorter than two of pairs
     ((2, 80, 8192, 128, 64), dict(key_heads=1), Split(2, 1, 2)),
-    ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(1, 1)),
+    # three segments of 40 pairs are 120 blocks, of 24 pairs five; bench/results/h200/tuning/mamba2_segments.json
+    ((1, 80, 32768, 128, 64), dict(key_heads=1), Split(2, 3, 2)),
+    ((1, 80, 32768, 64, 64), dict(key_heads=1), Split(2, 3, 2)),
+    ((1, 48, 32768, 128, 64), dict(key_heads=1), Split(2, 5, 2)),
+    ((1, 24, 32768, 128, 64), dict(key_heads=1), Split(2, 11, 2)),
+    ((1, 80, 8192, 128, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 144, 64), dict(key_heads=1), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, single=True), Split(1, 1)),
     ((8, 80, 2048, 64, 64), dict(key_heads=1, delta=True), Split(1, 1)),
@@ -39,8 +44,11 @@ def test_few_sequences_with_shared_keys_are_cut_where_that_is_worth_it():
     for B, H, S, K in itertools.product((1, 2, 8), (2, 16, 80), (4096, 32768, 1 << 18), (64, 128)):
         sizes = Sizes(B, H, S, K, 64, 132, key_heads=1)
         how = split(sizes)
-        assert how.heads == 1 or how == Split(2, 1, 2)
+        assert how.heads == 1 or how.groups == 2
         assert time(sizes, how) <= min(time(sizes, Split(1, 1)), time(sizes, Split(2, 1, 2)))
+        if how.heads == 2 and how.segments > 1:
+            assert time(sizes, how) <= PAIRS_GAIN * min(time(sizes, Split(1, 1)), time(sizes, Split(2, 1, 2)))
+            assert S >= LONG * 64 and how.segments * SHORTEST <= S // 64
 
 
 @pytest.mark.parametrize("more", [
@@ -65,7 +73,7 @@ def test_two_heads_have_room(gated, stages):
 
 
 def test_segments_of_two_heads():
-    """By what `split` does not choose yet: of gates, states are those of two heads, too; without, of one."""
+    """Of gates, states are those of two heads, too; without, of one."""
     q, k = torch.zeros(2, 1, 512, 2, 64, dtype=torch.bfloat16)
     v = torch.zeros(1, 512, 4, 64, dtype=torch.bfloat16)
     for g, heads in ((torch.zeros(4), 2), (torch.zeros(1, 512, 4), 2), (None, 1)):
@@ -85,4 +93,18 @@ def test_two_heads_of_a_block_are_shipped(g):
         tkq.linear_attn(q, k, v, g).backward(torch.zeros_like(v))
     recipes = [r for r, _ in seen if isinstance(r.args[0], LinearSpec)]
     assert [r.args[0].reverse for r in recipes if r.args[1].heads == 2] == [False, True]
+    assert {*recipes} <= {kernel.recipe for kernel in shipped()}
+
+
+@pytest.mark.parametrize("N", [64, 128])
+@pytest.mark.parametrize("final", [False, True])
+def test_segments_of_two_heads_are_shipped(N, final):
+    """Of Mamba-2's forward as models call it, where one sequence is long."""
+    x, dt = torch.zeros(1, 4096, 48, 64, dtype=torch.bfloat16), torch.zeros(1, 4096, 48, dtype=torch.bfloat16)
+    B, C = torch.zeros(2, 1, 4096, 1, N, dtype=torch.bfloat16)
+    heads = -torch.ones(48)
+    with fake_gpu.launches() as seen:
+        tkq.mamba2_ssd(x, dt, heads, B, C, heads, dt_bias=heads, dt_softplus=True, return_final_states=final)
+    recipes = [r for r, _ in seen]
+    assert len(recipes) == 3 and [r.args[1].heads for r in recipes[::2]] == [2, 2]
     assert {*recipes} <= {kernel.recipe for kernel in shipped()}

@@ -10,6 +10,7 @@ from tkq.linear_attention.spec import NARROW
 LONG = 32  # chunks of a sequence: shorter ones are done before what splits them would be worth another kernel
 SHORTEST = 8  # chunks of a segment: below, launches take longer than what they save
 GAIN = 0.8  # of the time without: what is split costs more work, and takes less time by this at most
+PAIRS_GAIN = 0.95  # of segments of two heads a block, whose scores are less work
 MOST = 65535  # sequences times segments: blocks along a dimension of the grid
 
 
@@ -41,7 +42,7 @@ class Sizes(NamedTuple):
 
 class Split(NamedTuple):
     """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence. heads: of a block: 1, or 2 that share
-    one of q and k, each with a group; `split` has them of whole sequences alone, as segments of them are not timed."""
+    one of q and k, each with a group."""
 
     groups: int
     segments: int
@@ -50,22 +51,29 @@ class Split(NamedTuple):
 
 @lru_cache(maxsize=1024)  # a backward asks for each of its launches, and the search takes longer than a launch
 def split(sizes: Sizes) -> Split:
-    """The one that takes the least time as `time` counts it, where that is less than `GAIN` of the time of whole
-    sequences with as many columns a block as there is room for, or with two heads a block where that takes no longer;
-    that one otherwise. Of those that take the same time, the one with the fewest segments, and then with the most
-    columns a block."""
+    """The one that takes the least time as `time` counts it, of those where that is less than `GAIN` (with two heads a
+    block `PAIRS_GAIN`) of the time of whole sequences with as many columns a block as there is room for, or with two
+    heads a block where that takes no longer; that one where there are none. Of those that take the same time, the one
+    with the fewest segments, and then with the most columns a block."""
     whole, pairs = Split(min(2, _tiles(sizes.V)), 1), Split(2, 1, 2)
     usual = pairs if _paired(sizes) and time(sizes, pairs) <= time(sizes, whole) else whole
-    chunks = -(-sizes.tokens // CHUNK)
-    if chunks < LONG or not sizes.sequences or not sizes.heads:
+    if sizes.tokens <= (LONG - 1) * CHUNK or not sizes.sequences or not sizes.heads:
         return usual
-    most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
-    # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
-    most = 1 if sizes.whole else max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
-    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(whole.groups, 0, -1)
-             if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
-    best = min(found, key=lambda one: time(sizes, one))
-    return best if time(sizes, best) <= GAIN * time(sizes, usual) else usual
+    allowed = {1: GAIN * time(sizes, usual), 2: PAIRS_GAIN * time(sizes, usual)}
+    found = [one for one in _in_segments(sizes) if time(sizes, one) <= allowed[one.heads]]
+    return min(found, key=lambda one: (time(sizes, one), one.segments, -one.groups), default=usual)
+
+
+def _in_segments(sizes):
+    """Of each count, one head a block and, where there are any, two. As many segments as have no more blocks than twice
+    the SMs: beyond, waves are as full as they can be."""
+    chunks = -(-sizes.tokens // CHUNK)
+    for heads in (1, 2) if _paired(sizes) else (1,):
+        filled = 2 * sizes.sms * heads // (sizes.sequences * sizes.heads) + 1
+        most = 1 if sizes.whole else max(1, min(chunks // SHORTEST, MOST // sizes.sequences, filled))
+        for count in range(heads, most + 1):  # heads: two of a block are in two segments at least
+            if -(-chunks // -(-chunks // count)) == count:  # no segment is empty
+                yield from (Split(groups, count, heads) for groups in range(heads, 1 + min(2, heads * _tiles(sizes.V))))
 
 
 def _paired(sizes):
@@ -87,14 +95,15 @@ def time(sizes: Sizes, how: Split) -> float:
     states = of_launch(sizes._replace(queries=False, tokens=reached), how, _tiles(sizes.V), False)
     if sizes.delta and not few:
         states += of_launch(sizes._replace(queries=False, known=True), how, _tiles(sizes.K), False)
-    return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
+    moved = sizes.sequences * sizes.heads * sizes.K * sizes.V * STATE / BYTES
+    return outputs + states + LAUNCHES + (MATRIX if sizes.delta else moved) * how.segments
 
 
-# Products that a thing takes as long as. Two launches more; a segment's states, read and written, and what multiplies
-# them; the barriers on the way from one state to the next; outputs; decays, masks and rounding of the delta rule's
-# scores; its inverse, for which scores have fewer registers beside two warpgroups of states than beside one. With these
-# the delta rule's times are within 7 % of those of bench/results/h200/tuning/linear_splits.json up to four segments.
-LAUNCHES, STATE, MATRIX = 80, 10, 40
+# Products that a thing takes as long as. Two launches more; what multiplies a segment's states; the barriers on the way
+# from one state to the next; outputs; decays, masks and rounding of the delta rule's scores; its inverse, for which
+# scores have fewer registers beside two warpgroups of states than beside one. With these the delta rule's times are
+# within 7 % of those of bench/results/h200/tuning/linear_splits.json up to four segments.
+LAUNCHES, MATRIX = 80, 40
 BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
 WAITS = 8  # for what a state gives for keys before it is solved, where inverses are given
@@ -102,6 +111,7 @@ PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where th
 SECOND_HEAD = 1.5  # for each 64 of K: what a second head takes (bench/results/h200/tuning/mamba2_pairs.json)
 REACHED = 8  # chunks: as many as a decay of 2^-0.32 a token lets reach the end (see `reach.NOTHING`)
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
+STATE = 32  # bytes of a segment's state, for each number: written and read twice in fp32, at half of memory's bandwidth
 
 
 def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
