@@ -102,8 +102,6 @@ MUTANTS = (
          FAR),
         ("blocks_from_another_token", "f = [exp2(-self.of_half(mine, rows[0], e)) for e in range(2)]",
          "f = [exp2(-self.of_half(mine, rows[0] + 8, e)) for e in range(2)]", KINDS),
-        ("blocks_see_others", "x.rows_view[r, m] = cutlass.select_(warp == m // (EDGE // 4), x.rows_view[r, m], "
-         "Float32(0.0))", "pass", KINDS),
         ("steps_within_a_part_alone", "shared.steps[n * K + col, stage] = shared.steps[n * K + col, stage] * "
          "firsts[(c.part + 1) * K + col]", "pass", KINDS),
         ("steps_as_they_lie", "return STEPS - 1 - n if self.spec.reverse else n", "return n", KINDS),

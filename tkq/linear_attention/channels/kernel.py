@@ -252,7 +252,7 @@ class ChannelAttention:
             self.read(g, *following, mine)
         if const_expr(blocks):
             self.whole.join_steps(place[2], s.whole, stage)
-        self.scores.multiply_whole(g, s, c, place, stage, blocks)
+        self.scores.multiply_whole(g, s, c, place, stage)
         self.store(s, c, stage)
         if const_expr(self.crowded):
             self.read(g, *following, mine)

@@ -37,7 +37,7 @@ def spilled(spec: ChannelSpec) -> int:
     if spec.of_values:
         return 8 if spec.pairs else 0
     if plan(spec).groups == 1:
-        return 16 if spec.delta else 0
+        return 16 if spec.delta else 72 * (spec.head_dim > CHUNK)
     return 760 if spec.delta else 48
 
 
@@ -55,9 +55,9 @@ def _registers(spec, groups):
     """The scores take most with the delta rule; packed, so does its state."""
     if groups == 2:
         return 24, 168, 160
-    if not spec.delta:
+    if spec.of_values:
         return 24, 232, 240
-    return (24, 240, 240) if spec.packed else (24, 248, 232)
+    return (24, 240, 240) if spec.delta and spec.packed else (24, 248, 232)
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

@@ -66,9 +66,10 @@ class ChannelScores:
             self.whole.put_ends(sums, s.whole, stage, True)
 
     @cute.jit
-    def multiply_whole(self, g, s, c, place, stage, blocks: Constexpr[bool]):
+    def multiply_whole(self, g, s, c, place, stage):
         """P and L of those operands; of P what rounding left of either, too, but in the delta rule's gradients. L takes
-        the room of that."""
+        the room of that. Pairs of different blocks are computed, too, and not read where f is a block's (see
+        `ChannelState.add_blocks`)."""
         q, k, _ = place
         if const_expr(self.scored):
             tk.mm_ABt(c.all, q, k)
@@ -79,12 +80,8 @@ class ChannelScores:
             tk.mm_ABt(c.lower, s.started[stage], q if self.spec.reverse else k)
         if const_expr(self.scored):
             tk.mma_wait(1 if self.solved else 0)
-            if const_expr(blocks):
-                self.whole.keep_blocks(c.all)
             self.whole.gather(c.p, c.all, g.scale)
         tk.mma_wait(0)
-        if const_expr(blocks and self.solved):
-            self.whole.keep_blocks(c.lower)
         if const_expr(self.exact and self.solved):
             tk.sync(self.barrier, tk.WARPGROUP)
 

@@ -237,10 +237,3 @@ class Whole:
         else:
             tk.right_fill(x, 1, 0.0, diagonal=True)
         tk.apply_narrow(p, lambda s, f: s * f, x, scale)
-
-    def keep_blocks(self, x: tk.RegTile):
-        """x = 0 where row and column are not of one block, which a warp has 16 rows of; x may be infinite there."""
-        warp = tk.warp_id() % 4
-        for m in range(x.cols // 4):
-            for r in range(2):
-                x.rows_view[r, m] = cutlass.select_(warp == m // (EDGE // 4), x.rows_view[r, m], Float32(0.0))

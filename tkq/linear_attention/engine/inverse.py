@@ -33,8 +33,8 @@ class LowerInverse:
 
     @cute.jit
     def invert(self, lower: cute.Tensor, apart=None):
-        """Behind a barrier and before the next one: all 128 threads. apart: is L 0 where row and column are not of one
-        block of 16? None: not known."""
+        """Behind a barrier and before the next one: all 128 threads. apart: is X read only where row and
+        column are of one block of 16? None: never so."""
         warp, lane = tk.warp_id() % 4, tk.lane_id()
         self.solve(lower, 2 * EDGE * warp + lane // EDGE % 2 * EDGE, lane % EDGE)
         cute.arch.sync_warp()
