@@ -53,8 +53,10 @@ def test_mamba2(N, P, S, without):
     *(pytest.param(*each, marks=pytest.mark.slow) for each in (
         (1000, 3, "head", True, 64), (64 * 19, 19, "token", False, 112)))])
 def test_segments(S, count, gate, reverse, K):
-    """States of two heads a block, too, but without gates. Also segments without a chunk."""
+    """States of two heads a block, too, but without gates. Also segments without a chunk. Each head has decays of its
+    own, of which something is left behind a segment."""
     q, k, v, g = make(2, S, 2, 8, K, 64, gate)
+    g = None if g is None else g * torch.linspace(0.02, 0.3, 8, device="cuda")
     check_segments(Given(q, k, v, g, initial=state_of(v, K), final=F32, reverse=reverse), count, groups=2, heads=2)
 
 
