@@ -7,14 +7,13 @@ import pathlib
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
+from . import fork
 from .every import MUTANTS
 from .mutant import Mutant
 
@@ -26,14 +25,15 @@ BASELINE_SECONDS = 240
 BROKEN = re.compile(r"^(E\s+)?(\w+\.)*(DSL\w*Error|NameError|AttributeError|TypeError|SyntaxError|IndentationError|"
                     r"ImportError|ModuleNotFoundError)\b", re.MULTILINE)
 PRESSED = re.compile(r"tests/gpu/testing/test_naps\.py::test_under_pressure\[(\w+)-(\w+)\]")
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short")
+PYTEST = "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short"
 
 
-def command(tests: tuple) -> list[str]:
-    """What runs them: pytest; or, of one test under pressure, the program that it starts, which saves a process."""
+def program(tests: tuple) -> list[str]:
+    """What runs them, a module and its arguments: pytest; or, of one test under pressure, the program that it starts,
+    which saves a process."""
     direct = PRESSED.fullmatch(tests[0]) if len(tests) == 1 else None
     if direct:
-        return [sys.executable, "-m", "tests.helpers.sanitizer.pressed", *direct.groups()]
+        return ["tests.helpers.sanitizer.pressed", *direct.groups()]
     slow = ["--slow"] if all(test.endswith("]") for test in tests) else []  # one that is named runs, slow or not
     return [*PYTEST, *slow, *(word for test in tests for word in shlex.split(test))]
 
@@ -90,16 +90,9 @@ class Runner:
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "TKQ_CACHE_DIR": cache, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        began = time.monotonic()
-        process = subprocess.Popen(command(tests), cwd=root, env=environment, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
-        try:
-            output, _ = process.communicate(timeout=timeout)
-            status = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, status = process.communicate()[0], None
-        return Ran(status, output, time.monotonic() - began)
+        began, output = time.monotonic(), root.with_suffix(".txt")
+        status = fork.run(program(tests), root, environment, output, timeout)
+        return Ran(status, output.read_text(errors="replace"), time.monotonic() - began)
 
     def baseline(self, i: int, tests: tuple, beside: tuple) -> Ran:
         """The i-th: of the tree as it is; or with what a mutant changes beside its fault, and without the fault."""
@@ -117,6 +110,7 @@ class Runner:
         finally:
             shutil.rmtree(root, ignore_errors=True)
             shutil.rmtree(own, ignore_errors=True)
+            root.with_suffix(".txt").unlink(missing_ok=True)
 
 
 def chosen(names: list[str]) -> list:

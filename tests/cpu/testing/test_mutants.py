@@ -128,9 +128,9 @@ def test_the_tree_is_judged_with_what_a_mutant_changes_beside_its_fault(tmp_path
 
 
 def test_a_test_under_pressure_is_run_without_pytest():
-    assert runner.command(("tests/gpu/testing/test_naps.py::test_under_pressure[naps-gemm]",))[1:] == [
-        "-m", "tests.helpers.sanitizer.pressed", "naps", "gemm"]
-    assert "--slow" not in runner.command(("tests/gpu/pointwise/test_rope.py",))
-    assert "--slow" in runner.command(("tests/gpu/pointwise/test_rope.py::test_x[1]",))  # by name, slow or not
-    assert runner.command(("tests/gpu/pointwise/test_rope.py -k 'a b'",))[-3:] == ["tests/gpu/pointwise/test_rope.py",
+    assert runner.program(("tests/gpu/testing/test_naps.py::test_under_pressure[naps-gemm]",)) == [
+        "tests.helpers.sanitizer.pressed", "naps", "gemm"]
+    assert "--slow" not in runner.program(("tests/gpu/pointwise/test_rope.py",))
+    assert "--slow" in runner.program(("tests/gpu/pointwise/test_rope.py::test_x[1]",))  # by name, slow or not
+    assert runner.program(("tests/gpu/pointwise/test_rope.py -k 'a b'",))[-3:] == ["tests/gpu/pointwise/test_rope.py",
                                                                                    "-k", "a b"]

@@ -1,0 +1,48 @@
+"""Programs in forks of a process that has imported what no mutant changes, which takes as long as some tests."""
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import runpy
+import signal
+import sys
+
+PRELOADED = ["torch", "cutlass", "pytest"]
+COPIED = "tkq", "tests", "examples", "bench"  # packages that a copy of the tree has its own modules of
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(PRELOADED)
+
+
+def run(program: tuple, root: pathlib.Path, environment: dict, output: pathlib.Path, timeout: float) -> int | None:
+    """A module and its arguments, as `python -m` runs it in a copy of the tree. What it prints goes to the file. The
+    exit status, negative for a signal; None beyond the time limit, where it is killed with all that it has started."""
+    process = _context.Process(target=_begin, args=(program, str(root), environment, str(output)))
+    process.start()
+    process.join(timeout)
+    if not process.is_alive():
+        return process.exitcode
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        process.kill()
+    process.join()
+    return None
+
+
+def _begin(program, root, environment, output):
+    os.setsid()
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.chdir(root)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.dont_write_bytecode = True
+    here = str(pathlib.Path(__file__).resolve().parents[2])
+    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
+        del sys.modules[name]
+    sys.path[:] = [root, *(place for place in sys.path if place not in ("", here))]
+    sys.argv = [*program]
+    runpy.run_module(program[0], run_name="__main__", alter_sys=True)
