@@ -93,9 +93,10 @@ def section(folder: Path = OTHER) -> str:
     found = drawn(reports(folder))
     if not overview.ratios(found):
         return "Not measured yet."
-    newest = max((report.environment for report in found.values()), key=lambda e: e.date)
-    versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
-    return SECTION.format(device=newest.device, versions=versions, table=overview.rows(found),
+    runs = sorted((report.environment for report in found.values()), key=lambda run: run.date)
+    known = {name: version for run in runs for name, version in run.versions.items() if version}  # the newest last
+    versions = ", ".join(f"{name} {known[name]}" for name in runs[-1].versions if name in known)
+    return SECTION.format(device=runs[-1].device, versions=versions, table=overview.rows(found),
                           each="" if summary.are_of_one_run(found) else ", in each run",
                           said=f"- {summary.of_which_run(found)}")
 
