@@ -390,8 +390,9 @@ def rope_cos_sin(d):
 
 def swiglu(d):
     rows, n, dtype = d.rows(), d.of((2, 14, 64), (64,)), d.real()
-    return dict(gate=d.normal(*rows, n, dtype=dtype), up=d.maybe(0.6, lambda: d.normal(*rows, n, dtype=dtype)),
-                layout=d.one("split", "interleaved"))
+    up = d.maybe(0.6, lambda: d.normal(*rows, n, dtype=dtype))
+    return dict(gate=d.normal(*rows, n, dtype=dtype), up=up,
+                layout="split" if up is not None else d.one("split", "interleaved"))
 
 
 def geglu(d):

@@ -182,8 +182,8 @@ MUTANTS = (
          "key, query = found[\"kv\"][0], found[\"q\"][0] - tk.first_col()", SHARED),
         ("the_mask_is_not_looked_at", "e = chosen(seen, r, j, e, 0.0) if masked else e", "", TABLES)),
     *family(
-        "flex", "tkq/attention/flex/functions/capture_derivatives.py",
-        ("the_last_use_alone", "adjoint[a] = of.add(adjoint.get(a), found)", "adjoint[a] = found", SHARED)),
+        "flex", "tkq/attention/flex/functions/derivative.py",
+        ("the_last_use_alone", "found[a] = self.add(found.get(a), one)", "found[a] = one", SHARED)),
     *family(
         "flex", "tkq/attention/flex/backward/scheduler.py",
         ("tiles_of_the_first_head", "of = t.batch_k, self.query_head(g, t, h), t.block\n"

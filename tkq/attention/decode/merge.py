@@ -85,7 +85,9 @@ class MergeState:
                 a, lse_a = self.added(x, (b * S + s, h, B * S), chunk, (a, lse_a))
             top = cutlass.max(lse_a, lse_b)
             base = cutlass.select_(top == -Float32.inf, Float32(0.0), top)
-            of_a, of_b = (cute.math.exp2((lse - base) * tk.LOG2E) for lse in (lse_a, lse_b))
+            # where a sum is infinite, as a sink's may be, all weight is there
+            of_a, of_b = (cutlass.select_(lse == Float32.inf, Float32(1.0), cute.math.exp2((lse - base) * tk.LOG2E))
+                          for lse in (lse_a, lse_b))
             total = of_a + of_b
             nothing = total == Float32(0.0)
             inverse = cutlass.select_(nothing, Float32(0.0), Float32(1.0) / total)

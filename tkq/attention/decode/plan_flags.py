@@ -7,7 +7,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 
 _check_plan = arguments.checker("check_plan", "plan")
-_FOUND = {words.BAD_LENGTH: "cache_seqlens: a length is negative, or more keys than a plan can count",
+_FOUND = {words.BAD_LENGTH: "cache_seqlens or cu_seqlens_q: a length is negative, or more keys or queries than a plan "
+                            "can count",
           words.BEYOND_CACHE: "cache_seqlens or topk_length: a length is negative, beyond the cache or the indices, or "
                               "not the one planned for",
           words.BAD_PAGE: "block_table or indices: a page or a row is neither -1 nor one of the cache's",

@@ -245,3 +245,12 @@ def test_plans_that_do_not_fit():
     with pytest.raises(ValueError, match="plan_cascade: num_heads_q is 3"):
         tkq.plan_cascade(lengths, **of | dict(num_heads_q=3), page_size=4)
     assert not math.isnan(tkq.cascade_attention(q, k, v, plan=plan, **given).float().sum())
+
+
+def test_a_part_whose_sum_is_infinite_has_all_weight():
+    """As a sink's may be: its o is 0."""
+    o = torch.randn(1, 2, 1, 8).bfloat16()
+    lse, infinite = torch.randn(1, 1, 2), torch.full((1, 1, 2), torch.inf)
+    for given in ((torch.zeros_like(o), infinite, o, lse), (o, lse, torch.zeros_like(o), infinite)):
+        found, total = tkq.merge_state(*given)
+        assert torch.equal(found, torch.zeros_like(o)) and torch.equal(total, infinite)

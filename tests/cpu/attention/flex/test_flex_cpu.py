@@ -249,3 +249,42 @@ def test_what_is_no_request_and_no_heads():
     odd = torch.complex(torch.ones(S), torch.ones(S)).conj().imag
     call = lambda x: tkq.flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: score + x[kv_idx])
     assert odd.is_neg() and torch.equal(call(odd), call(odd.clone()))
+
+
+@pytest.mark.parametrize("score_mod", [
+    lambda s, b, h, q, k: 0.5 * k, lambda s, b, h, q, k: torch.where(q >= k, 0.0, -torch.inf),
+    lambda s, b, h, q, k: 0.5 * h, lambda s, b, h, q, k: torch.zeros_like(s)])
+def test_scores_that_do_not_depend_on_all_indices(score_mod):
+    q, k, v = torch.randn(3, 2, 4, 9, 16).half()
+    o, lse = tkq.flex_attention(q, k, v, score_mod=score_mod, return_lse=True)
+    scores = torch.stack([torch.as_tensor(score_mod(torch.tensor(0.0), b, h, torch.tensor(i), torch.tensor(j))).float()
+                          for b in range(2) for h in range(4) for i in range(9) for j in range(9)]).view(2, 4, 9, 9)
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    torch.testing.assert_close(o.float(), scores.softmax(-1) @ v.float(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("score_mod", [
+    lambda s, b, h, q, k: torch.sqrt(torch.relu(s)), lambda s, b, h, q, k: torch.sqrt(s.clamp(min=0)),
+    lambda s, b, h, q, k: torch.relu(s) ** 0.5, lambda s, b, h, q, k: s + torch.relu(s) ** 0,
+    lambda s, b, h, q, k: torch.relu(s) ** (h * 1.0), lambda s, b, h, q, k: torch.sigmoid(10 * s - 85),
+    lambda s, b, h, q, k: torch.sigmoid(s * s * s - 80)])
+def test_slopes_that_are_infinite_where_a_branch_is_not_taken(score_mod):
+    """As autograd goes: none of it reaches what the branch leaves out."""
+    q, k, v, do = torch.randn(4, 1, 2, 20, 16).half()
+    leaves = [x.requires_grad_() for x in (4 * q, k, v)]
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    o = tkq.flex_attention(*leaves, score_mod=score_mod)
+    found = torch.autograd.grad(o, leaves, do)
+    h = torch.arange(2.0)[None, :, None, None]
+    scores = score_mod(wide[0] @ wide[1].mT * 0.25, None, h, None, None)
+    want = torch.autograd.grad(scores.softmax(-1) @ wide[2], wide, do.float())
+    for mine, theirs in zip(found, want):
+        assert theirs.isfinite().all() and (mine.float() - theirs).norm() <= 1e-2 * theirs.norm() + 1e-3
+
+
+@pytest.mark.parametrize("name, score_mod", [
+    ("frexp", lambda s, b, h, q, k: torch.frexp(s)[0]), ("max", lambda s, b, h, q, k: torch.max(s, 0)[0])])
+def test_operations_with_several_results_are_refused_by_name(name, score_mod):
+    q = torch.randn(1, 1, 8, 16).half()
+    with pytest.raises(NotImplementedError, match=f"score_mod: aten.{name}, which has several results"):
+        tkq.flex_attention(q, q, q, score_mod=score_mod)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from tkq.attention.flex.functions.derivative import Derivative
-from tkq.attention.flex.functions.graph import COMPARISONS, Graph
+from tkq.attention.flex.functions.derivative import Derivative, changed
+from tkq.attention.flex.functions.graph import Graph
 
 
 class Load(NamedTuple):
@@ -35,18 +35,11 @@ def capture_derivatives(graph: Graph, slots: tuple) -> Derivatives:
     Raises:
         NotImplementedError: an operation that has no derivative here, by name.
     """
-    of, needs = Derivative(graph), _needs(graph, slots)
-    adjoint = {len(graph.nodes) - 1: of.number(1.0)}
-    for i in reversed(range(len(graph.nodes))):
-        node = graph.nodes[i]
-        if i not in adjoint or not needs[i] or node.op == "load":
-            continue
-        for k, a in enumerate(node.args):
-            if needs[a]:
-                found = of.of(node, [adjoint[i] if j == k else None for j in range(len(node.args))])
-                if found is not None:
-                    adjoint[a] = of.add(adjoint.get(a), found)
-    loads = [i for i in sorted(adjoint) if needs[i] and graph.nodes[i].op == "load"]
+    of, of_slots = Derivative(graph), [
+        node.op == "load" and node.type == "f32" and node.args[0] in slots for node in graph.nodes]
+    needs = changed(graph, of_slots)
+    adjoint = of.adjoints(needs)
+    loads = [i for i in sorted(adjoint) if of_slots[i]]
     results = [of.value[a] for i in loads for a in graph.operands(i)] + [adjoint[i] for i in loads]
     joint, tensors, numbers, nodes = of.build.finish_all(tuple(results))
     nodes, found = iter(nodes), []
@@ -54,15 +47,3 @@ def capture_derivatives(graph: Graph, slots: tuple) -> Derivatives:
     for i, indices in zip(loads, at):
         found.append(Load(slots.index(graph.nodes[i].args[0]), indices, next(nodes)))
     return Derivatives(joint, tensors, numbers, tuple(found))
-
-
-def _needs(graph, slots):
-    """Of each node: may it change with an element of the tensors?"""
-    found = []
-    for i, node in enumerate(graph.nodes):
-        if node.op == "load":
-            found.append(node.type == "f32" and node.args[0] in slots)
-        else:
-            found.append(node.type == "f32" and node.op not in COMPARISONS and not graph.is_detached(i) and any(
-                found[a] for a in graph.operands(i)))
-    return found

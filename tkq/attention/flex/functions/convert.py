@@ -221,6 +221,8 @@ class Converter:
             self.refuse(f"{node.target}, which no kernel has")
         name = packet.__name__
         name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+        if not isinstance(node.meta["val"], torch.Tensor):
+            self.refuse(f"aten.{name}, which has several results")
         x = self.known.get(node.args[0]) if node.args and isinstance(node.args[0], torch.fx.Node) else None
         found = self.of_view(name, x, node) if isinstance(x, View) else self.of_number(name, x, node)
         if found is None:

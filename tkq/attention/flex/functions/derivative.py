@@ -21,6 +21,15 @@ def derivative(graph: Graph) -> tuple:
     return Derivative(graph).run()
 
 
+def changed(graph: Graph, with_these) -> list:
+    """Of each node: may its value change with nodes of which ``with_these`` is true?"""
+    found = []
+    for i, node in enumerate(graph.nodes):
+        may = node.type == "f32" and node.op not in COMPARISONS and not graph.is_detached(i)
+        found.append(with_these[i] or (may and any(found[a] for a in graph.operands(i))))
+    return found
+
+
 @dataclass(frozen=True)
 class Joint:
     """A score function and its derivative in one graph, where each can take what the other has made. value, slope:
@@ -41,22 +50,35 @@ def joint(graph: Graph) -> tuple:
 
 
 class Derivative:
+    """Backwards through a graph, as autograd goes: what a branch does not take is left out behind what it is multiplied
+    by, which may be infinite there."""
+
     def __init__(self, graph):
         self.graph, self.build, self._shared = graph, Builder(), []
         self.value = self.build.include(graph)
-        self.slope = []  # of each node: a node, None for 0
 
     def slope_node(self):
-        """None for 0."""
-        for i, node in enumerate(self.graph.nodes):
-            if node.op == "input":
-                self.slope.append(self.number(1.0) if node.args[0] == "score" else None)
-            elif node.type != "f32" or node.op in COMPARISONS or self.graph.is_detached(i) or not any(
-                    self.slope[a] is not None for a in self.graph.operands(i)):
-                self.slope.append(None)
-            else:
-                self.slope.append(self.of(node, [self.slope[a] for a in node.args]))
-        return self.slope[-1]
+        """By the score: a node, None for 0."""
+        scores = [node.op == "input" and node.args[0] == "score" for node in self.graph.nodes]
+        adjoint = self.adjoints(changed(self.graph, scores))
+        found = None
+        for i in sorted(adjoint):
+            found = self.add(found, adjoint[i]) if scores[i] else found
+        return found
+
+    def adjoints(self, needs) -> dict:
+        """Of the graph's nodes, where ``needs`` says so: by each of them, a node."""
+        found = {len(self.graph.nodes) - 1: self.number(1.0)} if needs[-1] else {}
+        for i in reversed(range(len(self.graph.nodes))):
+            node = self.graph.nodes[i]
+            if i not in found or node.op in ("input", "load"):
+                continue
+            for k, a in enumerate(node.args):
+                if needs[a]:
+                    one = self.of(node, [found[i] if j == k else None for j in range(len(node.args))])
+                    if one is not None:
+                        found[a] = self.add(found.get(a), one)
+        return found
 
     def run(self):
         found = self.slope_node()
@@ -77,8 +99,10 @@ class Derivative:
             return self.number(x * y)
         for factor, other in ((a, b), (b, a)):  # factors that all scores share come together
             node = self.build.nodes[other]
-            if node.op == "div" and node.args[1] == factor and self.shared(factor):
-                return node.args[0]  # a softcap's, over itself
+            if node.op == "where" and (known := self.build.value(factor)) is not None and math.isfinite(known):
+                branches = [self.build.value(i) for i in node.args[1:]]
+                if None not in branches:
+                    return self.build.where(node.args[0], *(self.number(known * x) for x in branches))
             if self.shared(factor) and node.op == "mul" and not self.shared(other):
                 for i in range(2):
                     if self.shared(node.args[i]):
@@ -127,8 +151,15 @@ class Derivative:
         zero = self.number(0.0)
         return self.build.where(condition, zero if a is None else a, zero if b is None else b)
 
+    def over(self, a, b):
+        """a / b."""
+        node = self.build.nodes[a]
+        if node.op == "mul" and self.shared(b) and b in node.args:  # a softcap's, over itself
+            return node.args[1 - node.args.index(b)]
+        return self.build.binary("div", a, b)
+
     def quotient(self, args, slopes):
-        over = None if slopes[0] is None else self.build.binary("div", slopes[0], args[1])
+        over = None if slopes[0] is None else self.over(slopes[0], args[1])
         if slopes[1] is None:
             return over
         under = self.build.binary("div", args[0], self.build.binary("mul", args[1], args[1]))
@@ -141,8 +172,10 @@ class Derivative:
 
     def power(self, args, slopes):
         build, (x, y) = self.build, args
-        below = build.binary("pow", x, build.binary("sub", y, self.number(1.0)))
-        first = self.mul(self.mul(y, below), slopes[0])
+        below = self.mul(y, build.binary("pow", x, build.binary("sub", y, self.number(1.0))))
+        if self.build.value(y) is None:
+            below = self.choice(build.binary("eq", y, self.number(0.0)), None, below)  # not 0 times infinity
+        first = None if self.build.value(y) == 0 else self.mul(below, slopes[0])
         if slopes[1] is None:
             return first
         up = build.binary("mul", build.binary("pow", x, y), build.unary("log", x))

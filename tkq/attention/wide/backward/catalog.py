@@ -26,8 +26,9 @@ def _name(spec):
 
 
 def _expectation(configs):
-    """Tensor cores not serialised, TMA in, registers handed between the roles."""
+    """Tensor cores not serialised, TMA in, registers handed between the roles. Numbers of the task may wait on the
+    stack."""
     few, scores, out = configs[0].registers
-    return Expectation(tensor=32, instructions=("UTMALDG", "USETMAXREG", "STSM", "STG.E.128"),
+    return Expectation(tensor=32, local_memory=10, instructions=("UTMALDG", "USETMAXREG", "STSM", "STG.E.128"),
                        roles=((few, 1), (scores, 1), (out, PARTS)),
                        others=(("RowStats", Expectation(instructions=("LDG.E.128",))),))
