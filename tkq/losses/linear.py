@@ -88,9 +88,10 @@ def gradient_factor(terms: Terms, x: Tensor, dloss: Tensor, all: Tensor) -> Tens
     return dloss * all[0].nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
 
 
-def times(x: Tensor, factor: Tensor) -> Tensor:
-    """x * factor, and 0 where x is 0: as ``backward.Scale``."""
-    return torch.where(x == 0, x, x * factor)
+def times(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """x * factor in float32 or wider, rounded to dtype, and 0 where x is 0: as ``backward.Scale``."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.where(x == 0, wide, wide * factor).to(dtype)
 
 
 def _gradients(layer, of_x, of_weight):

@@ -127,7 +127,8 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
         one = torch.ones((), device=x.device)
         factor = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
                                                                          _inverse(weight, target, terms)[None])
-        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * factor, terms)
+        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * factor, terms,
+                                                            found.dweight.dtype)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
                 to.copy_(gradient.view(to.shape))
@@ -184,14 +185,14 @@ def _backward(ctx, dloss, *_):
         dx, dweight = _multiplied(dx, dweight, linear.gradient_factor(terms, x, dloss, all), weight)
     else:
         factor = linear.gradient_factor(terms, x, dloss, all)
-        dx, dweight = (linear.times(g, factor).to(t.dtype) for g, t in ((dx, x), (dweight, weight)))
+        dx, dweight = (linear.times(g, factor, t.dtype) for g, t in ((dx, x), (dweight, weight)))
     return (dx.view(x.shape) if needs_x else None, dweight if needs_weight else None, *[None] * 9)
 
 
 def _multiplied(dx, dweight, factor, weight):
     """In place, where that is possible."""
     if not dx.is_cuda:
-        return linear.times(dx, factor.to(dx.dtype)), linear.times(dweight, factor).to(weight.dtype)
+        return linear.times(dx, factor, dx.dtype), linear.times(dweight, factor, weight.dtype)
     if dx.numel():
         launch.scale_(dx, factor)
     if dweight.dtype != weight.dtype:

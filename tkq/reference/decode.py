@@ -150,7 +150,9 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
     wide = torch.float64 if o_a.dtype == torch.float64 else torch.float32
     both = torch.stack((lse_a, lse_b)).to(wide)
     lse = both.logsumexp(0)
-    weights = torch.exp(both - lse.masked_fill(lse == -math.inf, 0.0)).mT.unsqueeze(-1)
+    # where a sum is infinite, as a sink's may be, all weight is there
+    weights = torch.exp(both - lse.masked_fill(lse == -math.inf, 0.0)).masked_fill(both == math.inf, 1.0)
+    weights = weights.mT.unsqueeze(-1)
     parts = torch.stack((o_a, o_b)).to(wide).masked_fill(weights == 0, 0.0)
     return (weights * parts).sum(0).to(o_a.dtype), lse.float()
 

@@ -15,7 +15,7 @@ def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):
     s = q_ @ k_.mT * scale
     at = places(B, H, Sq, Sk, q.device)
     if score is not None:
-        s = evaluate(*score, {**at, "score": s}, dtype)
+        s = evaluate(*score, {**at, "score": s}, dtype).expand(B, H, Sq, Sk)
     if blocks is not None or mask is not None:
         s = s.masked_fill(~seen(mask, blocks, at, (B, H, Sq, Sk)), -torch.inf)
     top = s.amax(-1, keepdim=True) if Sk else s.new_full((B, H, Sq, 1), -torch.inf)
@@ -37,7 +37,7 @@ def flex_attention_backward(call, rows, slope, captures, dtype=torch.float32):
     q_, k_, v_ = q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
     at = places(B, H, Sq, Sk, q.device)
     at["score"] = q_ @ k_.mT * scale
-    s = at["score"] if score is None else evaluate(*score, at, dtype)
+    s = at["score"] if score is None else evaluate(*score, at, dtype).expand(B, H, Sq, Sk)
     counts = seen(mask, blocks, at, (B, H, Sq, Sk)) & (lse > -torch.inf).unsqueeze(-1)
     p = torch.exp(s - lse.unsqueeze(-1)).masked_fill(~counts, 0)
     dp = do @ v_.mT

@@ -94,8 +94,11 @@ def before_window(q: Tensor, k: Tensor, v: Tensor, reverse: bool = False) -> Ten
     S = q.shape[1]
     blocks = [_whole(_upcast(x)).unflatten(1, (-1, WINDOW)) for x in (q, k, v)]
     states = torch.einsum("bnjhk,bnjhv->bnhkv", *blocks[1:])
-    sums = states.flip(1).cumsum(1).flip(1) if reverse else states.cumsum(1)
-    return torch.einsum("bnihk,bnhkv->bnihv", blocks[0], sums - states).flatten(1, 2)[:, :S]
+    states = states.flip(1) if reverse else states
+    # sums that a block has no part in: its own, taken off again, may be all the digits that there are
+    sums = torch.cat((torch.zeros_like(states[:, :1]), states.cumsum(1)[:, :-1]), 1)
+    sums = sums.flip(1) if reverse else sums
+    return torch.einsum("bnihk,bnhkv->bnihv", blocks[0], sums).flatten(1, 2)[:, :S]
 
 
 class Gradients(NamedTuple):

@@ -122,11 +122,12 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, terms: Terms
 
 
 @autocast.apart
-def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor,
-                                  terms: Terms = NO_TERMS) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight; that of the logits is rounded to x's type."""
+def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, terms: Terms = NO_TERMS,
+                                  of_weight: Optional[torch.dtype] = None) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; that of the logits is rounded to x's type. of_weight: the type of the latter,
+    weight's where not given."""
     rows = x.reshape(-1, x.shape[-1])
     logits = (_upcast(rows) @ _upcast(weight).t()).to(x.dtype)
     dlogits = _upcast(cross_entropy_backward(logits, target.reshape(-1), dloss, terms))
     dx, dweight = dlogits @ _upcast(weight), dlogits.t() @ _upcast(rows)
-    return dx.to(x.dtype).view(x.shape), dweight.to(weight.dtype)
+    return dx.to(x.dtype).view(x.shape), dweight.to(of_weight or weight.dtype)
