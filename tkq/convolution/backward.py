@@ -86,8 +86,8 @@ class ChannelBackward:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
-        self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), block=[self.config.threads, 1, 1],
-                                                     stream=stream)
+        self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), stream=stream,
+                                                     **self.config.launched)
 
     @cute.kernel
     def kernel(self, g: Given):

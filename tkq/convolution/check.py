@@ -147,7 +147,7 @@ def _sequences(x, cu):
         check.shape(f"{OP}: seq_idx", cu, tuple(x.shape[:2]))
         return batch
     check.rank(f"{OP}: cu_seqlens", cu, 1)
-    if not len(cu) or batch != 1:
-        raise ValueError(f"{OP}: cu_seqlens: has {len(cu)} numbers, allowed is one more than sequences; x has {batch} "
-                         "rows, allowed with cu_seqlens is 1")
-    return len(cu) - 1
+    if not cu.shape[0] or batch != 1:
+        raise ValueError(f"{OP}: cu_seqlens: has {cu.shape[0]} numbers, allowed is one more than sequences; x has "
+                         f"{batch} rows, allowed with cu_seqlens is 1")
+    return cu.shape[0] - 1

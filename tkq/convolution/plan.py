@@ -13,9 +13,11 @@ def plan(spec: ConvSpec) -> ConvConfig:
     """Along channels the loads of 4 tokens together; a backward's of the next 4 are on their way, too (230.0 us for
     241.1 without), a forward's are not: it took 146.2 us with them, 143.2 without, and with 8 tokens 144.9 (8 sequences
     of 2048 tokens and 8192 channels, an H200; docs/attempts/convolution.md). A backward's blocks along channels are of
-    one warp, so that any number of runs is one wave."""
+    one warp, so that any number of runs is one wave, for which `warps` of them have to fit: without a bias the
+    compiler has to be told, and takes a register less then."""
     if spec.layout == "channels":
-        return ConvConfig(rows=4, warps=1 if spec.backward else 4)
+        plain = spec.backward and not (spec.bias or spec.packed or spec.head)
+        return ConvConfig(rows=4, warps=1 if spec.backward else 4, resident=warps(spec) if plain else 0)
     return ConvConfig(rows=2 - spec.backward)
 
 

@@ -15,14 +15,14 @@ def final_state(x: Tensor, state: Tensor | None, cu: Tensor | None, width: int) 
     x's. Those of a shorter sequence begin with its state's last. Nothing waits for cu."""
     (B, S, C), ahead = x.shape, width - 1
     if state is None:
-        state = x.new_zeros(()).expand(B if cu is None else len(cu) - 1, C, ahead)
+        state = x.new_zeros(()).expand(B if cu is None else cu.shape[0] - 1, C, ahead)
     if cu is None:
         taken = min(S, ahead)
         last = x[:, S - taken:].mT.to(state.dtype)
         if taken < ahead:
             return torch.cat((state[..., taken:], last), 2)
         return last.clone(memory_format=torch.contiguous_format)
-    if not len(state) or not S:
+    if not state.shape[0] or not S:
         return state.clone(memory_format=torch.contiguous_format)
     rows, inside, columns = _ends(cu, S, ahead)
     from_x = x[0][rows.clamp(0)].mT.to(state.dtype)
@@ -50,7 +50,7 @@ def add_final_gradient(dx: Tensor | None, dstate: Tensor | None, dfinal: Tensor,
         if dstate is not None:
             dstate[..., taken:] += dfinal[..., :ahead - taken].to(dstate.dtype)
         return
-    if not len(dfinal):
+    if not dfinal.shape[0]:
         return
     if not tokens:
         if dstate is not None:
@@ -69,7 +69,7 @@ def add_final_gradient(dx: Tensor | None, dstate: Tensor | None, dfinal: Tensor,
 def _of_rows(dfinal: Tensor, rows: Tensor, bounds: Tensor) -> Tensor:
     """(rows, C): what dfinal has of tokens, 0 of those that no final state has."""
     ahead, ends = dfinal.shape[2], bounds[1:].contiguous()
-    n = torch.searchsorted(ends, rows, right=True).clamp(max=len(ends) - 1)
+    n = torch.searchsorted(ends, rows, right=True).clamp(max=ends.shape[0] - 1)
     column = rows - ends[n] + ahead
     there = (rows >= bounds[n]) & (column >= 0) & (column < ahead)
     return torch.where(there[:, None], dfinal[n, :, column.clamp(0, ahead - 1)], 0)
@@ -81,7 +81,7 @@ def initial_gradient(dy: Tensor, given) -> Tensor:
     x, weight, bias, silu, state, cu, heads, head = given
     S, ahead = x.shape[1], state.shape[2]
     result = torch.zeros(state.shape, device=x.device, dtype=torch.float32)
-    if not S or not len(state):
+    if not S or not state.shape[0]:
         return result
     x, dy = (_heads(t, cu, ahead) for t in (x, dy))  # (N, C, tokens)
     length = x.shape[2]

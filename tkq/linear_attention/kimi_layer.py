@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.delta.ops import gated_delta_rule
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_cache, check_heads
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_cache, check_heads, check_written
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import COLUMN_DIMS
 from tkq.linear_attention.step.ops import gated_delta_rule_step
@@ -132,6 +132,7 @@ class KimiDeltaAttention(nn.Module):
         check.shape("x", x, (None, 1, self.hidden_size))
         check.as_parameters("x", x, self.q_proj.weight)
         check_cache("KimiDeltaAttention.step", cache, DeltaNetCache, needed=True)
+        check_written("KimiDeltaAttention.step", cache, x.shape[0])
         (q, k, v), conv = self._mixed(x, cache)
         o = gated_delta_rule_step(q, k, v, *self._gates(x), cache.state, None, True)
         for old, new in zip(cache.conv, conv):

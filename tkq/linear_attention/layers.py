@@ -14,7 +14,7 @@ from tkq.norms.ops import rmsnorm
 from tkq.pointwise.gated_ops import swiglu
 from tkq.runtime import arguments
 from tkq.runtime.arguments.tables import number
-from tkq.runtime.call import check
+from tkq.runtime.call import check, ops
 
 LEAST_A, MOST_A = 0.01, 16.0  # of A at first, uniform; exp(A_log) of 0 would have no logarithm
 LEAST_DT, MOST_DT = 0.001, 0.1  # of softplus(dt_bias) at first, uniform in the logarithm
@@ -154,6 +154,15 @@ def check_cache(layer, cache, kind, output_cache=False, needed=False):
     for x in conv:
         check.tensor(f"{layer}: cache.conv", x)
     check.tensor(f"{layer}: cache.state", cache.state)
+
+
+def check_written(layer, cache, sequences):
+    """That a step can write a cache, before it writes any of it. sequences: of the step."""
+    conv = cache.conv if isinstance(cache, DeltaNetCache) else (cache.conv,)
+    for x in () if ops.traced() else conv:
+        check.refuse_inference(layer, **{"cache.conv": x})
+        check.refuse_overlap(layer, **{"cache.conv": x})
+    check.shape(f"{layer}: cache.state", cache.state, (sequences, None, None, None))
 
 
 def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim, head_dims=HEAD_DIMS):

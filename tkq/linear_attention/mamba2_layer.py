@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tkq.linear_attention.check import for_tma
-from tkq.linear_attention.layers import LEAST_DT, MOST_DT, check_cache
+from tkq.linear_attention.layers import LEAST_DT, MOST_DT, check_cache, check_written
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.linear_attention.ssd.ops import mamba2_ssd
@@ -149,6 +149,7 @@ class Mamba2(nn.Module):
         check.shape("u", u, (None, 1, self.d_model))
         check.as_parameters("u", u, self.in_proj.weight)
         check_cache("Mamba2.step", cache, Mamba2Cache, needed=True)
+        check_written("Mamba2.step", cache, u.shape[0])
         (z, x, B, C, dt), conv = self._mixed(u, cache)
         y = ssd_step(cache.state, x, dt, self._A(), B, C, self._D(), for_tma(z, first=True), self.dt_bias, True)
         cache.conv.copy_(conv)

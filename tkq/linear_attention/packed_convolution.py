@@ -19,7 +19,7 @@ def packed_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor,
     row = torch.where(inside[:, None], x[0], x.new_zeros(()))
     y = F.conv1d(F.pad(row.mT, (ahead, 0))[None], weight[:, None], bias, groups=C)[0]
     y = torch.where(inside, y, y.new_zeros(()))  # taps reach behind the last sequence, and a bias everywhere
-    if not ahead or not len(state):
+    if not ahead or not state.shape[0]:
         return y[None]
     rows, there = _first(bounds, ahead)
     heads = torch.where(there[..., None], row[rows.clamp(max=S - 1)], row.new_zeros(()))  # (N, W - 1, C)

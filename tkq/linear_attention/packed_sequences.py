@@ -42,7 +42,7 @@ def token_sequences(cu: Tensor | None, tokens: int) -> TokenSequences | None:
     if cu is None:
         return None
     bounds, place = edges(cu, tokens), torch.arange(tokens, device=cu.device)
-    count = len(cu) - 1
+    count = cu.shape[0] - 1
     of = torch.searchsorted(bounds[1:], place, right=True)
     of.masked_fill_(place < bounds[0], count)
     end = torch.cat((bounds[1:], bounds.new_full((1,), tokens)))[of]

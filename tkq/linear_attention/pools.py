@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import refuse_recorded, turned
-from tkq.runtime.call import check, ops
+from tkq.runtime.call import check, memory, ops
 
 # the tensors of a call, by how many these are
 NAMES = {5: ("q", "k", "v", "g", "initial_state"), 6: ("q", "k", "v", "g", "beta", "initial_state")}
@@ -40,6 +40,8 @@ class Pools:
             found = self.replayed(*given)
             if found is not None:
                 return found
+            memory.refuse_shared(self.name, {self.names[-1]: tensors[-1]},
+                                 {name: x for name, x in zip(self.names, tensors[:-1]) if isinstance(x, Tensor)})
         if ops.direct(*tensors, *where[:2]):
             return (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)

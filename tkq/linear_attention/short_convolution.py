@@ -47,7 +47,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     for name, tensor, dims in (("x", x, 3), ("weight", weight, 2)):
         check.tensor(f"{NAME}: {name}", tensor)
         check.rank(f"{NAME}: {name}", tensor, dims)
-    if x.is_cuda and x.dtype in FUSED and WIDTHS[0] <= weight.shape[1] <= WIDTHS[-1]:
+    narrow = all(t.dtype in FUSED for t in (x, weight, bias, initial_state) if isinstance(t, torch.Tensor))
+    if x.is_cuda and narrow and WIDTHS[0] <= weight.shape[1] <= WIDTHS[-1]:
         x = x if x.stride(2) == 1 else x.contiguous()  # as the result is to be
         return fused(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
     if ops.traced() or autocast.on():
@@ -95,10 +96,10 @@ def _of_taps(x, weight, state, bias, cu_seqlens):
 
 def _sequences(batch, cu_seqlens):
     check.rank(f"{NAME}: cu_seqlens", cu_seqlens, 1)
-    if not len(cu_seqlens) or batch != 1:
-        raise ValueError(f"{NAME}: cu_seqlens: has {len(cu_seqlens)} numbers, allowed is one more than sequences; x "
-                         f"has {batch} rows, allowed with cu_seqlens is 1")
-    return len(cu_seqlens) - 1
+    if not cu_seqlens.shape[0] or batch != 1:
+        raise ValueError(f"{NAME}: cu_seqlens: has {cu_seqlens.shape[0]} numbers, allowed is one more than sequences; "
+                         f"x has {batch} rows, allowed with cu_seqlens is 1")
+    return cu_seqlens.shape[0] - 1
 
 
 class ShortConvolution(nn.Conv1d):

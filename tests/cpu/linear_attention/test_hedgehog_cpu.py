@@ -309,3 +309,17 @@ def test_what_a_spec_refuses(given, words):
 def test_what_other_chunks_alone_go_without(given):
     with pytest.raises(ValueError, match="LinearSpec: others"):
         LinearSpec("bf16", 64, 64, others=True, **given)
+
+
+@pytest.mark.parametrize("linear, window", [(1.0, 0.0), (1e6, 0.5)])
+def test_gradients_where_a_block_weighs_far_more_than_those_behind_it(linear, window):
+    """Its own part is in no sum from which it would have to be taken again."""
+    factors = dict(linear_factor=torch.full((3,), linear), window_factor=torch.full((3,), window))
+    given = make(193, 64, 32, B=1) | factors
+    leaves, wide = ([x.to(t).requires_grad_() if t else x.requires_grad_() for x in given.values()]
+                    for t in (None, torch.float64))
+    do = torch.randn_like(given["q"])
+    found = torch.autograd.grad(tkq.hedgehog(*leaves), leaves[:5], do)
+    want = torch.autograd.grad(reference.hedgehog(*wide), wide[:5], do.double())
+    for mine, exact in zip(found, want):
+        assert (mine.double() - exact).norm() <= 1e-2 * exact.norm()

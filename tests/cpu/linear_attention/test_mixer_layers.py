@@ -318,3 +318,23 @@ def test_gradients_of_packed_sequences(kind):
     bound = apart(kind, x)
     for a, b in zip(found, torch.autograd.grad(alone, list(layer.parameters()), dy)):
         assert mixer_layers.error(a, b) <= bound
+
+
+@pytest.mark.parametrize("layer, size", [(tkq.nn.Mamba2(**MAMBA), MAMBA["d_model"]),
+                                         (tkq.nn.KimiDeltaAttention(**KIMI), KIMI["hidden_size"])])
+def test_a_step_that_cannot_write_all_of_a_cache_writes_none(layer, size):
+    x, layer = torch.randn(2, 5, size).bfloat16(), layer.bfloat16()
+    with torch.no_grad():
+        _, cache = layer(x, output_cache=True)
+        parts = cache.conv if isinstance(cache.conv, tuple) else (cache.conv,)
+        overlapping = tuple(part[..., :1].expand(part.shape) for part in parts)
+        with torch.inference_mode():
+            inferred = tuple(part.clone() for part in parts)
+        state = cache.state.clone()
+        for conv, error, words in ((overlapping, ValueError, "cache.conv: is"),
+                                   (inferred, RuntimeError, "cache.conv: was")):
+            with pytest.raises(error, match=words):
+                layer.step(x[:, :1], cache._replace(conv=conv if len(conv) > 1 else conv[0]))
+        with pytest.raises(ValueError, match="cache.state: shape is"):
+            layer.step(x[:1, :1], cache._replace(conv=tuple(c[:1] for c in parts) if len(parts) > 1 else parts[0][:1]))
+        assert torch.equal(cache.state, state)

@@ -143,3 +143,18 @@ def test_other_devices(name):
 def test_modules_that_are_refused(changed, error, words):
     with pytest.raises(error, match=f"ShortConvolution: {words}"):
         ShortConvolution(**dict(channels=6, width=4) | changed)
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "linear_attn"])
+def test_any_number_of_sequences_compiles_once(op):
+    torch._dynamo.reset()
+    x, weight = torch.randn(1, 24, 32), torch.randn(32, 4)
+    q = torch.randn(1, 24, 2, 32).bfloat16()
+    calls = {"causal_conv1d": lambda cu: tkq.causal_conv1d(x, weight, cu_seqlens=cu),
+             "linear_attn": lambda cu: tkq.linear_attn(q, q, q, cu_seqlens=cu)}
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(calls[op], backend=counter, fullgraph=True, dynamic=True)
+    for n in range(3, 12):
+        cu = torch.linspace(0, 24, n).int()
+        torch.testing.assert_close(compiled(cu), calls[op](cu))
+    assert counter.frame_count == 1

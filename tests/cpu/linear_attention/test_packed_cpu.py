@@ -281,3 +281,17 @@ def test_a_negated_pool_is_refused_by_name(op):
     with pytest.raises(ValueError, match=f"{op}: initial_state: is a view with a pending negation"):
         getattr(tkq, op)(q, k, v, *given, initial_state=torch._neg_view(torch.zeros(3, 2, 32, 32)),
                          state_indices=torch.tensor([0]))
+
+
+def test_a_pool_that_shares_memory_with_what_is_read_is_refused():
+    q, k, v = torch.randn(3, 1, 20, 2, 64).bfloat16()
+    g, beta = -torch.rand(1, 20, 2), torch.rand(1, 20, 2)
+    pool = torch.randn(4, 2, 64, 64).bfloat16()
+    shared = pool.view(-1)[:v.numel()].view(v.shape)
+    index = torch.tensor([1], dtype=torch.int32)
+    for call in (lambda: tkq.linear_attn(q, k, shared, g, initial_state=pool, state_indices=index),
+                 lambda: tkq.gated_delta_rule(q, k, shared, g, beta, initial_state=pool, state_indices=index)):
+        before = pool.clone()
+        with pytest.raises(ValueError, match="initial_state shares memory with v"):
+            call()
+        assert torch.equal(pool, before)

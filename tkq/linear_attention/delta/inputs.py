@@ -43,6 +43,8 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
     not even as NaN times 0."""
     options = DeltaOptions(*_check(*options))
     _tensors(q, k, v, beta, cu_seqlens)
+    if not ops.traced():  # of what is made here no caller has the name
+        check.refuse_tangent(DELTA, q=q, k=k, g=g, beta=beta, A_log=options.A_log, dt_bias=options.dt_bias)
     only_inside = _inside(q, k, v, cu_seqlens)
     if options.l2norm:
         q, k = _unit("q", q, only_inside), _unit("k", k, only_inside)
