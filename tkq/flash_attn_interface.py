@@ -19,6 +19,7 @@ What is not there raises NotImplementedError that names the argument.
 from __future__ import annotations
 
 import numbers
+import re
 
 import torch
 from torch import Tensor
@@ -185,6 +186,8 @@ def _append(q, k, v, caches, lengths, rotary, several_positions):
         check.dtype(f"{KVCACHE}: {name}", tensor, ("bf16", "fp16"))
         check.rank(f"{KVCACHE}: {name}", tensor, 4)
         check.shape(f"{KVCACHE}: {name}", tensor, (q.shape[0], k.shape[1], *cache.shape[2:]))
+        if tensor.dtype != cache.dtype:
+            raise TypeError(f"{KVCACHE}: {name} is {tensor.dtype}, {name}_cache is {cache.dtype}")
     if not table.shape[1]:
         raise ValueError(f"{KVCACHE}: block_table is {tuple(table.shape)}, expected a page or more for new keys")
     positions = lengths.long()[:, None] + torch.arange(k.shape[1], device=q.device)
@@ -201,8 +204,13 @@ def _append(q, k, v, caches, lengths, rotary, several_positions):
         raise NotImplementedError(f"{KVCACHE}: rotary_cos with {q.shape[1]} queries and {k.shape[1]} new keys, "
                                   f"{'' if several_positions else 'neither '}causal or a window: supported are as many "
                                   "queries as new keys, and where they are several, causal or a window")
-    return kv_append(*flat, cos=cos, sin=sin, interleaved=interleaved, positions=positions.flatten(),
-                     q=q.flatten(0, 1)).view(q.shape)
+    try:
+        turned = kv_append(*flat, cos=cos, sin=sin, interleaved=interleaved, positions=positions.flatten(),
+                           q=q.flatten(0, 1))
+    except (TypeError, ValueError, NotImplementedError) as error:  # by the names that the caller has
+        words = re.sub(r"\b(cos|sin)\b", r"rotary_\1", str(error).replace("kv_append", KVCACHE))
+        raise type(error)(words) from None
+    return turned.view(q.shape)
 
 
 def _slots(positions, table, page):

@@ -374,5 +374,5 @@ class Linear(nn.Linear):
                              f"{self.in_features}")
         if x.dim() == 2:
             return gemm(x, self.weight.t(), bias=self.bias)
-        y = gemm(x.reshape(-1, self.in_features), self.weight.t(), bias=self.bias)
+        y = gemm(x.flatten(0, -2) if x.dim() > 1 else x[None], self.weight.t(), bias=self.bias)
         return y.view(*x.shape[:-1], self.out_features)

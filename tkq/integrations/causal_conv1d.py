@@ -117,7 +117,7 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     check.rank(f"{STATES}: x", x, 2)
     check.dtype(f"{STATES}: cu_seqlens", cu_seqlens, ("int32", "int64"))
     check.rank(f"{STATES}: cu_seqlens", cu_seqlens, 1)
-    if not len(cu_seqlens):
+    if not cu_seqlens.shape[0]:
         raise ValueError(f"{STATES}: cu_seqlens: has no numbers, allowed are 1 and more")
     check.same_device(x=x, cu_seqlens=cu_seqlens)
     check.size(f"{STATES}: state_len", state_len)

@@ -286,9 +286,8 @@ def _dimensions(g):
 
 def _sequences(gates, dimension):
     """How logarithms of decays lie, of tokens or of heads alone: the latter are the same for each sequence."""
-    if gates is None or gates.ndim > 1:
-        return dict(g=S(dimension))
-    return dict(g=S(0)) if dimension == 2 else {}
+    of_heads = gates is not None and gates.ndim <= 1
+    return dict(g=S(dimension)) if not of_heads else dict(g=S(0)) if dimension == 2 else {}
 
 
 def _gemm(g):
@@ -304,9 +303,10 @@ def _gemm(g):
 
 
 def _grouped_gemm(g):
-    if g.scale_a is None:
-        whole = g.b.ndim == 2  # the gradient of b: (M, K) by (K, N) gives (G, M, N)
+    whole, unit = g.b.ndim == 2, 8 * g.a.mesh.size()  # whole: the gradient of b, (M, K) by (K, N) to (G, M, N)
+    if g.scale_a is None and g.b.shape[-1] % unit == 0:  # sizes of each process are multiples of 8, too
         yield (S(2 if whole else 1),), dict(b=S(g.b.ndim - 1))
+    if g.scale_a is None and g.a.shape[0 if whole else 1] % unit == 0:
         yield ((S(1),), dict(a=S(0))) if whole else ((P,), dict(a=S(1), b=S(1)))
 
 

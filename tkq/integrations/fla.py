@@ -121,7 +121,8 @@ def chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
                     output_final_state: bool = False, cu_seqlens: Tensor | None = None, *,
                     chunk_size: int | None = None):
     """`tkq.linear_attn` with RetNet's decays: 1 - 2^(-5 - h) of head h."""
-    return _linear("chunk_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
+    name = "chunk_retention"
+    return _linear(name, q, k, v, retention(name, q, v), scale, initial_state, output_final_state,
                    cu_seqlens=cu_seqlens)
 
 
@@ -129,7 +130,8 @@ def fused_chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None =
                           initial_state: Tensor | None = None, output_final_state: bool = False,
                           cu_seqlens: Tensor | None = None):
     """As `chunk_retention`."""
-    return _linear("fused_chunk_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
+    name = "fused_chunk_retention"
+    return _linear(name, q, k, v, retention(name, q, v), scale, initial_state, output_final_state,
                    cu_seqlens=cu_seqlens)
 
 
@@ -137,14 +139,16 @@ def fused_recurrent_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | No
                               initial_state: Tensor | None = None, output_final_state: bool = False,
                               reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None):
     """As `chunk_retention`."""
-    return _linear("fused_recurrent_retention", q, k, v, retention(q), scale, initial_state, output_final_state,
+    name = "fused_recurrent_retention"
+    return _linear(name, q, k, v, retention(name, q, v), scale, initial_state, output_final_state,
                    reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
 
 def parallel_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, output_attentions: bool = False,
                        cu_seqlens: Tensor | None = None):
     """As `chunk_retention`, without states: the pair (o, None)."""
-    return _linear("parallel_retention", q, k, v, retention(q), scale, None, False,
+    name = "parallel_retention"
+    return _linear(name, q, k, v, retention(name, q, v), scale, None, False,
                    output_attentions=output_attentions, cu_seqlens=cu_seqlens)
 
 
@@ -154,7 +158,7 @@ def chunk_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: int, num_la
     """`tkq.linear_attn` with the decays of Lightning Attention in a layer of a model: exp(-8 h / H (1 - layer_idx /
     num_layers)) of head h of H."""
     name = "chunk_lightning_attn"
-    return _linear(name, q, k, v, lightning(name, q, layer_idx, num_layers), scale, initial_state,
+    return _linear(name, q, k, v, lightning(name, q, v, layer_idx, num_layers), scale, initial_state,
                    output_final_state, cu_seqlens=cu_seqlens)
 
 
@@ -164,7 +168,7 @@ def fused_recurrent_lightning_attn(q: Tensor, k: Tensor, v: Tensor, layer_idx: i
                                    cu_seqlens: Tensor | None = None):
     """As `chunk_lightning_attn`."""
     name = "fused_recurrent_lightning_attn"
-    return _linear(name, q, k, v, lightning(name, q, layer_idx, num_layers), scale, initial_state,
+    return _linear(name, q, k, v, lightning(name, q, v, layer_idx, num_layers), scale, initial_state,
                    output_final_state, reverse=reverse, cu_seqlens=cu_seqlens)
 
 

@@ -46,21 +46,24 @@ def _wide(x, *types):
     return x.float() if isinstance(x, Tensor) and dtypes.name_of(x.dtype) in types else x
 
 
-def retention(q):
+def retention(name, q, v):
     """RetNet's decays of each head."""
-    return (-torch.exp2(-5.0 - _heads(q))).log1p()
+    return (-torch.exp2(-5.0 - _heads(name, q, v))).log1p()
 
 
-def lightning(name, q, layer_idx, num_layers):
+def lightning(name, q, v, layer_idx, num_layers):
     """Lightning Attention's."""
     layer_idx, num_layers = _SIZES[name](layer_idx, num_layers)
-    heads = _heads(q)
+    heads = _heads(name, q, v)
     return heads * (-8.0 / max(len(heads), 1) * (1.0 - layer_idx / num_layers))
 
 
-def _heads(q):
-    """0, 1, .. of q's heads, float32; empty where q is no such tensor, which the op refuses by its name."""
+def _heads(name, q, v):
+    """0, 1, .. of q's heads, float32; empty where q is no such tensor, which the op refuses by its name. v has as many:
+    decays are of these."""
     heads = q.shape[2] if isinstance(q, Tensor) and q.dim() > 2 else 0
+    if heads and isinstance(v, Tensor) and v.dim() == 4 and v.shape[2] != heads:
+        raise ValueError(f"{name}: v: has {v.shape[2]} heads, expected {heads}, as q")
     return torch.arange(heads, dtype=torch.float32, device=q.device if heads else None)
 
 

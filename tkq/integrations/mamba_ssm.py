@@ -50,13 +50,15 @@ def selective_state_update(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: T
                            D: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
                            dt_softplus: bool = False, state_batch_indices: Tensor | None = None) -> Tensor:
     """`tkq.ssd_step`, whose arguments these are, in the same order: Mamba-2, whose A, dt and dt_bias are expanded
-    within a head. state (batch, nheads, dim, dstate) is updated in place. Returns out, of x's shape.
+    within a head. state (batch, nheads, dim, dstate) is updated in place. B, C (batch, ngroups, dstate), or (batch,
+    dstate) of one group. Returns out, of x's shape.
 
     Mamba-1's states of three dimensions are refused by name."""
     check.tensor(f"{UPDATE}: state", state)
     if state.dim() == 3:
         raise NotImplementedError(f"{UPDATE}: state: has 3 dimensions (Mamba-1), supported are 4")
     x, B, C, z = _laid_out(UPDATE, x=x, B=B, C=C, z=z)
+    B, C = (t.unsqueeze(1) if t.dim() == 2 else t for t in (B, C))
     return ssd_step(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices)
 
 

@@ -29,6 +29,7 @@ try:
 except ImportError as problem:
     raise ImportError("tkq.integrations.transformers needs transformers >= 5.17: pip install 'transformers>=5.17'"
                       ) from problem
+import torch
 from torch import nn
 
 from ..runtime.call import check
@@ -118,6 +119,8 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
 
 def _replace(module, found, report):
     why = found.why_not(module)
+    if why is None and any(x.dtype is torch.float64 for x in module.parameters()):
+        why = "its parameters are of torch.float64"
     if why is None:
         report.replaced[type(module).__name__] += 1
         module.__class__ = found.subclass(type(module))

@@ -41,12 +41,20 @@ def norm_forward(family, cls):
     return forward
 
 
-def _norm(family, norm, x, **more):
+def _norm(family, norm, x, residual=None, prenorm=False):
+    """Of the type of the model's own norm: of the sum, or, where it is multiplied by the weight in no wider type, of
+    both."""
     x = x if x.stride(-1) == 1 else x.contiguous()  # behind a convolution along time
+    weight, more = getattr(norm, "weight", None), dict(residual=residual, prenorm=prenorm)
+    total = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    out = total if weight is None or family.narrow else torch.promote_types(total, weight.dtype)
+    if out != x.dtype:
+        more["out_dtype"] = out
+    if prenorm and residual is not None and total != residual.dtype:
+        more["residual_dtype"] = total
     if family.kinds == "olmo":
         return layernorm(x, eps=OLMO_EPS, **more)
-    weight, eps = getattr(norm, "weight", None), getattr(norm, family.norm)
-    return rmsnorm(x, weight, eps=eps, weight_offset=family.offset, **more)
+    return rmsnorm(x, weight, eps=getattr(norm, family.norm), weight_offset=family.offset, **more)
 
 
 def layer_forward(family, cls):

@@ -47,8 +47,8 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
 
     Raises:
         TypeError: gate or up is no dense tensor of bf16, fp16 or fp32; layout is no word.
-        ValueError: layout is another word; shapes or devices that do not match, a last dimension that is not
-            contiguous.
+        ValueError: layout is another word, or "interleaved" with up; shapes or devices that do not match, a last
+            dimension that is not contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
 
@@ -99,6 +99,9 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
 def _gated(kind, gate, up, layout):
     if type(layout) is not str or layout not in _LAYOUTS:
         layout = _layout[_op_of(kind)](layout)
+    if up is not None and layout != "split":
+        raise ValueError(f"{_op_of(kind)}: layout is {layout!r}, which is of gate and up in one tensor: with up it "
+                         "would do nothing")
     packing = layout if up is None else "apart"
     if not ops.traced():
         found = _call_cache.take(gate, up, kind, packing)

@@ -40,8 +40,8 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         scale: a finite number; multiplies x before.
 
     Returns:
-        A tensor of x's shape and type, contiguous for the last dimension. A row that is -inf throughout, or has a NaN
-        or +inf, is NaN throughout, as torch.softmax has it.
+        A tensor of x's shape and type, contiguous for the last dimension. A row of scale * x that is -inf
+        throughout, or has a NaN or +inf, is NaN throughout, as torch.softmax has it.
 
     Raises:
         TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.
@@ -75,7 +75,7 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
     Returns:
         A tensor of x's shape and type, contiguous for the last dimension. A row that is -inf throughout, or has a NaN
-        or +inf, is NaN throughout, as torch.log_softmax has it.
+        or +inf, is NaN throughout, as torch.log_softmax has it, of scale * x.
 
     Raises:
         TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.

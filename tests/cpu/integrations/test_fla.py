@@ -261,3 +261,11 @@ def test_based(name):
     for wrong, error, words in ((None, TypeError, "got NoneType"), (k[0], ValueError, "has 3 dimensions")):
         with pytest.raises(error, match=f"parallel_based: k: {words}"):
             f(q, wrong, v, head_first=True)
+
+
+@pytest.mark.parametrize("call", [
+    lambda q, v: tkq_fla.chunk_retention(q, q, v), lambda q, v: tkq_fla.chunk_lightning_attn(q, q, v, 0, 2)])
+def test_decays_of_heads_want_as_many_of_values(call):
+    q = torch.randn(1, 8, 1, 32).bfloat16()
+    with pytest.raises(ValueError, match="v: has 2 heads, expected 1, as q"):
+        call(q, torch.randn(1, 8, 2, 32).bfloat16())

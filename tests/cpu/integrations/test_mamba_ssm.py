@@ -147,3 +147,12 @@ def test_rows_that_fit_are_not_copied():
         assert for_tma(fits) is fits
     for odd in (torch.zeros(3, 2, 33)[..., :32], torch.zeros(2, 33)[:1, 1:], torch.zeros(32, 2).mT):
         assert for_tma(odd).is_contiguous() and for_tma(odd) is not odd
+
+
+def test_a_step_takes_b_and_c_of_one_group_without_a_dimension_for_it():
+    state, x, dt = torch.randn(2, 4, 32, 32), torch.randn(2, 4, 32).bfloat16(), torch.rand(2, 4, 1).expand(2, 4, 32)
+    A, (B, C) = (-torch.rand(4, 1, 1)).expand(4, 32, 32), torch.randn(2, 2, 32).bfloat16()
+    states = [state.clone() for _ in range(2)]
+    found = tkq_mamba.selective_state_update(states[0], x, dt, A, B, C)
+    want = tkq_mamba.selective_state_update(states[1], x, dt, A, B[:, None], C[:, None])
+    assert torch.equal(found, want) and torch.equal(*states)

@@ -278,3 +278,11 @@ def test_recipes_say_everything():
     specs = [GatedSpec(kind, dtype, packing, 1, gradients, rank) for kind in KINDS for dtype in WIDTH
              for packing in ("apart", "split") for gradients in (None, "both") for rank in (2, 3)]
     assert len({repr(gated_ops.recipe(spec)) for spec in specs}) == len(specs)
+
+
+def test_a_layout_of_one_tensor_is_refused_with_two():
+    x = torch.randn(4, 8)
+    for gated in (tkq.swiglu, tkq.geglu, tkq.nn.SwiGLU("interleaved"), tkq.nn.GEGLU(layout="interleaved")):
+        more = {} if isinstance(gated, torch.nn.Module) else dict(layout="interleaved")
+        with pytest.raises(ValueError, match="layout is 'interleaved', which is of gate and up in one tensor"):
+            gated(x, x, **more)
