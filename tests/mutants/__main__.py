@@ -90,9 +90,11 @@ class Runner:
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "TKQ_CACHE_DIR": cache, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        began, output = time.monotonic(), root.with_suffix(".txt")
-        status = fork.run(program(tests), root, environment, output, timeout)
-        return Ran(status, output.read_text(errors="replace"), time.monotonic() - began)
+        began = time.monotonic()
+        with tempfile.NamedTemporaryFile(dir=self.work, suffix=".txt") as output:  # several runs may share a copy
+            status = fork.run(program(tests), root, environment, pathlib.Path(output.name), timeout)
+            printed = output.read().decode(errors="replace")
+        return Ran(status, printed, time.monotonic() - began)
 
     def baseline(self, i: int, tests: tuple, beside: tuple) -> Ran:
         """The i-th: of the tree as it is; or with what a mutant changes beside its fault, and without the fault."""
@@ -110,7 +112,6 @@ class Runner:
         finally:
             shutil.rmtree(root, ignore_errors=True)
             shutil.rmtree(own, ignore_errors=True)
-            root.with_suffix(".txt").unlink(missing_ok=True)
 
 
 def chosen(names: list[str]) -> list:

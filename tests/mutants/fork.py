@@ -2,38 +2,43 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import runpy
 import signal
 import sys
+import threading
 
 PRELOADED = ["torch", "cutlass", "pytest"]
 COPIED = "tkq", "tests", "examples", "bench"  # packages that a copy of the tree has its own modules of
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
+_statuses = threading.Lock()  # starting a process reads those of others that have ended, also where a thread does
 
 
 def run(program: tuple, root: pathlib.Path, environment: dict, output: pathlib.Path, timeout: float) -> int | None:
     """A module and its arguments, as `python -m` runs it in a copy of the tree. What it prints goes to the file. The
-    exit status, negative for a signal; None beyond the time limit, where it is killed with all that it has started."""
+    exit status, negative for a signal; None beyond the time limit, where its process group is killed."""
     process = _context.Process(target=_begin, args=(program, str(root), environment, str(output)))
-    process.start()
-    process.join(timeout)
-    if not process.is_alive():
-        return process.exitcode
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet
-        process.kill()
-    process.join()
-    return None
+    with _statuses:
+        process.start()
+    ended = multiprocessing.connection.wait([process.sentinel], timeout)
+    if not ended:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet, or has ended by now
+            os.kill(process.pid, signal.SIGKILL)
+        multiprocessing.connection.wait([process.sentinel])
+    with _statuses:
+        process.join()
+    return process.exitcode if ended else None
 
 
 def _begin(program, root, environment, output):
     os.setsid()
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
     os.chdir(root)

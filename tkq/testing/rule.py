@@ -79,8 +79,8 @@ def assert_2x(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float =
 
     Raises:
         AssertionError: the rule does not hold, or the shapes differ: broadcast, they would be compared with others.
-        TypeError, ValueError: what is no tensor; several devices, or meta, where there are no values to compare; a
-            block of no rows.
+        TypeError, ValueError: what is no tensor of real floating numbers; several devices, or meta, where there are no
+            values to compare; ulps, bias_ulps or cancelled that are no finite numbers from 0 on; a block of no rows.
     """
     _check(ours=ours, truth=truth, same_precision=same_precision)
     _require(ours.shape == truth.shape, f"{what}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}")
@@ -103,6 +103,8 @@ def _check(**tensors) -> None:
         check.tensor(name, x)  # of None nothing has been said
         if x.is_meta:
             raise ValueError(f"{name}: is on meta, where it has no values; allowed are the CPU and GPUs")
+        if not x.is_floating_point():
+            raise TypeError(f"{name}: dtype is {x.dtype}, allowed are floating ones")
 
 
 def _require(holds: bool, said: str) -> None:
@@ -125,8 +127,15 @@ def errors(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float = 1.
     """The numbers that ``assert_2x`` compares, for a report or a rule of your own; None where nothing is finite.
 
     Arguments as ``assert_2x``; all three tensors are of one shape, which is not looked at here."""
-    if block is not None and block < 1:
-        raise ValueError(f"block: got {block}, allowed are None and numbers from 1 on")
+    for name, x in (("ulps", ulps), ("bias_ulps", bias_ulps), ("cancelled", cancelled)):
+        try:
+            holds = not isinstance(x, bool) and 0 <= float(x) < float("inf")
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: got {x!r}, allowed are numbers") from None
+        if not holds:
+            raise ValueError(f"{name}: got {x!r}, allowed are finite numbers from 0 on")
+    if block is not None:
+        check.size("block", block)
     finite = torch.isfinite(truth)
     if not finite.any():
         return None

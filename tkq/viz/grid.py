@@ -80,6 +80,14 @@ class Grid(Picture):
         return out + [Words(x, y + n * line, text, "middle", size=SIZE) for n, text in enumerate(lines)]
 
 
+def whole(name: str, n) -> None:
+    """TypeError unless n is an int, ValueError unless it is 1 or more."""
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"{name}: got {n!r}, allowed are ints from 1 on")
+    if n < 1:
+        raise ValueError(f"{name} is {n}, allowed are ints from 1 on")
+
+
 def chosen(n: int, most: int, also=()) -> list:
     """Which of n rows or columns are shown: all, or ``most`` at most of the first ones, those from each of ``also`` on,
     and the last one; None stands for those that are left out."""

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.compile import build
-from .grid import LEFT_OUT, Cell, Grid, chosen
+from .grid import LEFT_OUT, Cell, Grid, chosen, whole
 
 
 def traced(f):
@@ -100,7 +100,8 @@ def tv_layout(kernel, rows: int = 8, columns: int = 14, copy_bits: int | None = 
         rows, columns: how many are drawn at most; what is left out is marked.
         copy_bits: of the widest access; without, the kernel's own.
     Raises:
-        TypeError: kernel has no thread-value layout.
+        TypeError: kernel has no thread-value layout; rows, columns or copy_bits is no int.
+        ValueError: rows or columns is below 1; copy_bits is none of 16, 32, 64 and 128, or fewer than an element has.
 
     Example::
 
@@ -110,6 +111,13 @@ def tv_layout(kernel, rows: int = 8, columns: int = 14, copy_bits: int | None = 
     """
     if isinstance(kernel, type) or not hasattr(kernel, "_get_tv_layout"):
         raise TypeError(f"tv_layout: kernel is {kernel!r}, allowed are instances of subclasses of ReductionBase")
+    whole("tv_layout: rows", rows)
+    whole("tv_layout: columns", columns)
+    if copy_bits is not None:
+        whole("tv_layout: copy_bits", copy_bits)
+        if copy_bits not in (16, 32, 64, 128) or copy_bits < kernel.dtype.width:
+            raise ValueError(f"tv_layout: copy_bits is {copy_bits}, allowed are 16, 32, 64 and 128, from "
+                             f"{kernel.dtype.width} on")
     bits = copy_bits or _copy_bits(kernel)
     layout, cluster = traced(lambda: _layout_of(kernel, bits))
     row_threads = size(layout.shape[0][0]) if isinstance(layout.shape[0], tuple) else layout.threads

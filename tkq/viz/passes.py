@@ -86,6 +86,7 @@ def fft_passes(tokens: int, causal: bool = True, precision: str = "half") -> Pas
     Args:
         tokens, causal, precision: as of ``tkq.fft_conv``.
     Raises:
+        TypeError: tokens is no int, causal no bool.
         ValueError: tokens is below 1 or more than are supported; another precision.
 
     Example::
@@ -96,6 +97,10 @@ def fft_passes(tokens: int, causal: bool = True, precision: str = "half") -> Pas
 
     if precision not in PRECISIONS:
         raise ValueError(f"fft_passes: precision: got {precision!r}, allowed are {', '.join(map(repr, PRECISIONS))}")
+    if isinstance(tokens, bool) or not isinstance(tokens, int):
+        raise TypeError(f"fft_passes: tokens: got {tokens!r}, allowed are ints from 1 to {MOST_TOKENS}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"fft_passes: causal: got {causal!r}, allowed are True and False")
     if not 1 <= tokens <= MOST_TOKENS:
         raise ValueError(f"fft_passes: tokens is {tokens}, allowed are 1 to {MOST_TOKENS}")
     split, notes, written = precision == "split", [], 2

@@ -3,7 +3,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .grid import Cell, Grid
+from .grid import Cell, Grid, whole
 from .layouts import offset, plain, traced
 
 BANKS, BANK = 32, 4  # of 4 bytes each
@@ -57,7 +57,8 @@ def shared_tile(tile, lines: int = 8) -> TilePicture:
         tile: a ``tkq.tile.st``, or a ``SharedTile`` of that type.
         lines: how many are drawn, from the beginning.
     Raises:
-        TypeError: tile is neither.
+        TypeError: tile is neither; lines is no int.
+        ValueError: lines is below 1.
 
     Example::
 
@@ -65,6 +66,7 @@ def shared_tile(tile, lines: int = 8) -> TilePicture:
     """
     from ..tile import SharedTile, st
 
+    whole("shared_tile: lines", lines)
     kind = tile.type if isinstance(tile, SharedTile) else tile
     if not isinstance(kind, st):
         raise TypeError(f"shared_tile: tile is {tile!r}, allowed are tkq.tile's st and SharedTile")

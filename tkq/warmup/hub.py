@@ -52,7 +52,9 @@ class RMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return rmsnorm(hidden_states, self.weight, eps=self.variance_epsilon)
+        x = hidden_states if hidden_states.stride(-1) == 1 else hidden_states.contiguous()
+        out = torch.promote_types(x.dtype, self.weight.dtype)  # as `weight * x` is
+        return rmsnorm(x, self.weight, eps=self.variance_epsilon, out_dtype=None if out == x.dtype else out)
 '''
 _ALSO = '''
 

@@ -126,7 +126,7 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path | None = None, wheels: 
 
 def describe(parser) -> None:
     """The command line's arguments."""
-    names = lambda text: [name for name in text.split(",") if name]
+    names = lambda text: [name for name in text.split(",") if name] or [""]  # which no function and no model is
     parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; --list prints "
                         "all names")
     parser.add_argument("--all", action="store_true", help="every kernel that tkq ships: many minutes")
@@ -139,15 +139,25 @@ def describe(parser) -> None:
     parser.add_argument("--list", action="store_true", help="print the names and compile nothing")
     parser.add_argument("--report", action="store_true", help="print what the machine code shows, and judge it")
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes that compile (1)")
-    parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
+    parser.add_argument("--output", type=_folder, metavar="DIR",
                         help="the cache folder to fill, for others to read: they name it first in TKQ_CACHE_DIR")
-    parser.add_argument("--bundle", type=pathlib.Path, metavar="DIR",
+    parser.add_argument("--bundle", type=_folder, metavar="DIR",
                         help="link the kernels into one library there, which runs without the DSL: see TKQ_BUNDLE")
-    parser.add_argument("--wheel", type=pathlib.Path, metavar="DIR",
+    parser.add_argument("--wheel", type=_folder, metavar="DIR",
                         help="the same as a package, tkq-kernels-cu13 or -cu12, which tkq finds where pip installed it")
 
 
+def _folder(text) -> pathlib.Path:
+    if not text:  # a variable of the shell's that is not set: not the working folder
+        raise argparse.ArgumentTypeError("is empty, allowed is a folder")
+    return pathlib.Path(text)
+
+
 def _selected(chosen):
+    if chosen.report and (chosen.bundle or chosen.wheel):
+        raise ValueError("--report is of the cache's kernels: leave it out, or leave out --bundle and --wheel")
+    if chosen.output and (chosen.bundle or chosen.wheel):
+        raise ValueError("--output is a cache, which --bundle and --wheel do not fill: name one or the other")
     if chosen.jobs < 1:
         raise ValueError(f"--jobs is {chosen.jobs}, allowed are numbers from 1 on")
     if "" in chosen.names:

@@ -11,8 +11,7 @@ import sys
 import threading
 import warnings
 
-from .. import _PUBLIC
-from . import models
+from . import catalog, models
 
 
 class Prefetch:
@@ -87,7 +86,8 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
 
     Raises:
         TypeError: jobs is no int; ops are no names.
-        ValueError: jobs is below 1; a name that is not known, a configuration that lacks a size.
+        ValueError: jobs is below 1; no model; one name in the place of ops; a name that is not known, a configuration
+            that lacks a size.
 
     Example::
 
@@ -108,8 +108,10 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
     for op in ops:
         if not isinstance(op, str):
             raise TypeError(f"prefetch: ops: got {op!r}, allowed are names of functions of tkq")
-        if op not in _PUBLIC:
+        if op not in catalog.ops():
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
+    if not of:
+        raise ValueError("prefetch: of: no model is named; allowed are models' names and configurations")
     known = [models.found(one) for one in of]
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
     process = subprocess.Popen(
@@ -124,7 +126,7 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
 
 def main() -> int:
     """The process: what to do comes from stdin."""
-    from . import catalog, precompile
+    from . import precompile
 
     known, ops, jobs = json.load(sys.stdin)
     os.nice(10)

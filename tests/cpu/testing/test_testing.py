@@ -98,7 +98,7 @@ def test_blocks_have_at_least_their_rows_and_some_are_refused():
     sizes = blocks.largest(torch.arange(1000.0)[:, None].expand(1000, 8)).flatten().long().diff()
     assert blocks.count == 15 and sizes.min() >= 64
     for block in (0, -1):
-        with pytest.raises(ValueError, match=f"block: got {block}, allowed"):
+        with pytest.raises(ValueError, match=f"block is {block}, allowed"):
             assert_2x(torch.ones(2), torch.ones(2), torch.ones(2), block=block)
 
 
@@ -154,3 +154,22 @@ def test_the_public_names_are_there_and_others_are_not():
     assert all(getattr(tkq.testing, name) for name in tkq.testing.__all__)
     with pytest.raises(AttributeError, match="no_such"):
         tkq.testing.no_such  # noqa: B018
+
+
+@pytest.mark.parametrize("given, error, words", [
+    (dict(ours=torch.ones(2) + 1j), TypeError, "ours: dtype is torch.complex64"),
+    (dict(truth=torch.ones(2, dtype=torch.int32)), TypeError, "truth: dtype is torch.int32"),
+    (dict(ulps=float("nan")), ValueError, "ulps: got nan"),
+    (dict(cancelled=float("inf")), ValueError, "cancelled: got"),
+    (dict(bias_ulps=-1.0), ValueError, "bias_ulps: got -1.0"), (dict(ulps="no"), TypeError, "ulps: got 'no'"),
+    (dict(ulps=True), ValueError, "ulps: got True"), (dict(block=True), TypeError, "block: got True"),
+    (dict(block=2.5), TypeError, "block: got 2.5")])
+def test_a_rule_that_could_not_fail_is_refused(given, error, words):
+    ones = dict.fromkeys(("ours", "truth", "same_precision"), torch.ones(2))
+    with pytest.raises(error, match=words):
+        assert_2x(**ones | given)
+
+
+def test_prefixes_that_are_no_tuple_are_refused():
+    with pytest.raises(TypeError, match="absent: got 'LDG', expected a tuple"):
+        Expectation(absent="LDG")

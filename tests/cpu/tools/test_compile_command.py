@@ -54,3 +54,23 @@ def test_models_behind_a_model(capsys, monkeypatch):
     assert command.main(["compile", "--models", "llama-8b", "qwen3-8b", "--list"]) == 2
     assert capsys.readouterr().err.endswith("several of --models are joined by commas: --models llama-8b,qwen3-8b\n")
     assert listed(capsys, "--models", "llama-8b", one.name[:5]) == [one.name]
+
+
+def test_every_kernel_is_some_function_s():
+    kernels = catalog.shipped()
+    known = {kernel.name for op in catalog.ops() for kernel in kernels if catalog._is_of(kernel, op)}
+    assert [kernel.name for kernel in kernels if kernel.name not in known] == []
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--all", "--output", ""], "--output: is empty"), (["--all", "--bundle", ""], "--bundle: is empty"),
+    (["softmax", "--models", ""], "no model ''"), (["softmax", "--ops", ","], "'softmax' stands where"),
+    (["softmax", "--report", "--bundle", "b"], "--report is of the cache's kernels"),
+    (["softmax", "--output", "o", "--wheel", "w"], "--output is a cache, which --bundle and --wheel do not fill")])
+def test_options_that_would_do_nothing_or_something_else(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = command.main(["compile", *arguments])
+    except SystemExit as ended:  # argparse's
+        status = ended.code
+    assert status == 2 and words in capsys.readouterr().err and not list(tmp_path.iterdir())

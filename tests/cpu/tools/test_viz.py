@@ -324,3 +324,16 @@ def test_importing_viz_brings_neither_torch_nor_the_dsl():
 def test_no_kernels_code_depends_on_its_picture():
     for module in ("tkq.attention.forward.kernel", "tkq.gemm.dense.kernel", "tkq.norms.forward.row_norm"):
         assert not any(".viz" in name or name.endswith(".roles") for name in sources.reached((module,)))
+
+
+@pytest.mark.parametrize("call, error, words", [
+    (lambda: viz.fft_passes(1.5), TypeError, "fft_passes: tokens: got 1.5"),
+    (lambda: viz.fft_passes(0), ValueError, "fft_passes: tokens is 0"),
+    (lambda: viz.fft_passes(64, causal="no"), TypeError, "fft_passes: causal: got 'no'"),
+    (lambda: viz.shared_tile(tk.st(64, 64), lines=0), ValueError, "shared_tile: lines is 0"),
+    (lambda: viz.tv_layout(ReductionBase(BFloat16, 1000, stage=1), copy_bits=7), ValueError,
+     "tv_layout: copy_bits is 7"),
+    (lambda: viz.tv_layout(ReductionBase(BFloat16, 1000, stage=1), rows=-1), ValueError, "tv_layout: rows is -1")])
+def test_numbers_that_nothing_can_be_drawn_of(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

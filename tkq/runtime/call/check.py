@@ -93,7 +93,7 @@ def last_dim_contiguous(name: str, x: Tensor) -> None:
     """ValueError unless neighbours in the last dimension are neighbours in memory; TypeError if it is not a dense
     tensor, which is asked here, where it costs nothing: others have no strides."""
     try:
-        apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1
+        apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel()  # an empty one has no neighbours
     except RuntimeError:  # of a nested one
         _dense(name, x)
         raise

@@ -126,6 +126,9 @@ def once(of: str, backward):
     depends on and that may require one itself: an input, an output, or some output in place of all inputs."""
     def first(ctx, *grads):
         if not traced():
+            if any(g is not None and _is_batched(g) for g in grads):
+                raise NotImplementedError(f"{of}: gradients of a batch at a time (is_grads_batched, and jacobian and "
+                                          "hessian with vectorize) are not supported: call backward for each")
             # zeros without memory, which the dispatcher would give one element: no kernel takes such strides
             grads = [g.clone() if g is not None and g._is_zerotensor() else g for g in grads]
         if not _grad_mode():
@@ -138,6 +141,11 @@ def once(of: str, backward):
         return _refusing(of, found if isinstance(found, tuple) else (found,), (*grads, *ctx.saved_tensors))
 
     return first
+
+
+def _is_batched(g):
+    """Of torch.autograd.grad's own batches, which kernels cannot read."""
+    return torch._C._functorch.is_legacy_batchedtensor(g)
 
 
 class _Unpacked:

@@ -91,8 +91,8 @@ def current() -> Bundle | None:
         return _unusable(named, error)
     if path is None:
         return None
-    path = path / NAME if path.is_dir() else path
     try:
+        path = path / NAME if path.is_dir() else path
         found = read_entry(path)
     except OSError as error:
         return _unusable(path, error.strerror or error)

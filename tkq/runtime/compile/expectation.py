@@ -32,3 +32,8 @@ class Expectation:
     smem: int = SMEM_LIMIT
     roles: tuple[tuple[int, int], ...] = ()
     others: tuple[tuple[str, Expectation], ...] = ()
+
+    def __post_init__(self):
+        for name in ("instructions", "absent"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"Expectation: {name}: got {getattr(self, name)!r}, expected a tuple of prefixes")
