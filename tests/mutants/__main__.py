@@ -21,9 +21,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPIED = ("tkq", "tests", "examples", "bench", "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", "plots", ".*_cache")
 BASELINE_SECONDS = 240
-# What Python or the DSL says of a fault that no longer compiles: a test that fails of that has seen no wrong result.
+# What Python or the DSL says of a fault that no longer compiles, and a GPU of one that it cannot run now: a test that
+# fails of that has seen no wrong result.
 BROKEN = re.compile(r"^(E\s+)?(\w+\.)*(DSL\w*Error|NameError|AttributeError|TypeError|SyntaxError|IndentationError|"
-                    r"ImportError|ModuleNotFoundError)\b", re.MULTILINE)
+                    r"ImportError|ModuleNotFoundError|OutOfMemoryError)\b|^(E\s+)?RuntimeError: (Cannot re-initialize "
+                    r"CUDA|CUDA driver initialization|CUDA error: CUBLAS_STATUS_\w+ when calling `cublasCreate)",
+                    re.MULTILINE)
 PRESSED = re.compile(r"tests/gpu/testing/test_naps\.py::test_under_pressure\[(\w+)-(\w+)\]")
 PYTEST = "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short"
 
@@ -156,7 +159,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--jobs", type=int, default=12, help="at a time; each compiles on a core of its own")
     parser.add_argument("--timeout", type=float, default=45, help="seconds for the tests of a mutant")
     parser.add_argument("--list", action="store_true", help="say what there is, run nothing")
-    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests as they are first")
+    parser.add_argument("--no-baseline", action="store_true", help="run the first mutant's tests alone as they are")
     parser.add_argument("--kernels", type=pathlib.Path, metavar="FOLDER",
                         help="a cache with kernels of the tree as it is, as the GPU suite leaves one")
     given = parser.parse_args(arguments)
@@ -171,7 +174,9 @@ def main(arguments=None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tkq-mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
         runner = Runner(pathlib.Path(folder), given.timeout, given.kernels)
-        failing = set() if given.no_baseline else failing_as_they_are(runner, pool, mutants)
+        failing = failing_as_they_are(runner, pool, mutants[:1] if given.no_baseline else mutants)
+        if given.no_baseline and failing:
+            raise SystemExit("the tests of the first mutant do not pass as they are: none can be judged")
         print(f"baseline: {len(failing)} selections do not pass ({time.monotonic() - began:.0f} s)", flush=True)
         judged = [m for m in mutants if (m.tests, m.beside) not in failing]
         counts["NOT JUDGED"] += len(mutants) - len(judged)
