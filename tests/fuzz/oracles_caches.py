@@ -100,5 +100,6 @@ def kv_append(given):
 def merge_state(given):
     o_a, o_b, lse_a, lse_b = (operand(given, n) for n in ("o_a", "o_b", "lse_a", "lse_b"))
     lse = torch.logaddexp(lse_a, lse_b)
-    of_a, of_b = ((x - lse).exp().masked_fill(x == math.inf, 1.0).mT[..., None] for x in (lse_a, lse_b))
+    both = 1.0 + ((lse_a == math.inf) & (lse_b == math.inf))
+    of_a, of_b = (((x - lse).exp().masked_fill(x == math.inf, 1.0) / both).mT[..., None] for x in (lse_a, lse_b))
     return [Wanted("o", of_a * o_a + of_b * o_b, 4, given["o_a"].dtype), Wanted("lse", lse, 16, torch.float32)]

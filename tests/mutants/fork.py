@@ -1,6 +1,7 @@
 """Programs in forks of a process that has imported what no mutant changes, which takes as long as some tests."""
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -29,7 +30,8 @@ def run(program: tuple, root: pathlib.Path, environment: dict, output: pathlib.P
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:  # it has no group of its own yet, or has ended by now
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         multiprocessing.connection.wait([process.sentinel])
     with _statuses:
         process.join()

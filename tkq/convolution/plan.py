@@ -13,10 +13,10 @@ def plan(spec: ConvSpec) -> ConvConfig:
     """Along channels the loads of 4 tokens together; a backward's of the next 4 are on their way, too (230.0 us for
     241.1 without), a forward's are not: it took 146.2 us with them, 143.2 without, and with 8 tokens 144.9 (8 sequences
     of 2048 tokens and 8192 channels, an H200; docs/attempts/convolution.md). A backward's blocks along channels are of
-    one warp, so that any number of runs is one wave, for which `warps` of them have to fit: without a bias the
-    compiler has to be told, and takes a register less then."""
+    one warp, so that any number of runs is one wave, for which `warps` of them have to fit: without a bias, up
+    to width 4, the compiler has to be told, and takes a register less then; wider ones would have to go to memory."""
     if spec.layout == "channels":
-        plain = spec.backward and not (spec.bias or spec.packed or spec.head)
+        plain = spec.backward and spec.width <= 4 and not (spec.bias or spec.packed or spec.head)
         return ConvConfig(rows=4, warps=1 if spec.backward else 4, resident=warps(spec) if plain else 0)
     return ConvConfig(rows=2 - spec.backward)
 

@@ -40,8 +40,9 @@ class Pools:
             found = self.replayed(*given)
             if found is not None:
                 return found
-            memory.refuse_shared(self.name, {self.names[-1]: tensors[-1]},
-                                 {name: x for name, x in zip(self.names, tensors[:-1]) if isinstance(x, Tensor)})
+            if isinstance(tensors[-1], Tensor):
+                memory.refuse_shared(self.name, {self.names[-1]: tensors[-1]},
+                                     {name: x for name, x in zip(self.names, tensors[:-1]) if isinstance(x, Tensor)})
         if ops.direct(*tensors, *where[:2]):
             return (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)

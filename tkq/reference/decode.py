@@ -152,7 +152,7 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
     lse = both.logsumexp(0)
     # where a sum is infinite, as a sink's may be, all weight is there
     weights = torch.exp(both - lse.masked_fill(lse == -math.inf, 0.0)).masked_fill(both == math.inf, 1.0)
-    weights = weights.mT.unsqueeze(-1)
+    weights = (weights / (both == math.inf).sum(0).clamp(min=1)).mT.unsqueeze(-1)
     parts = torch.stack((o_a, o_b)).to(wide).masked_fill(weights == 0, 0.0)
     return (weights * parts).sum(0).to(o_a.dtype), lse.float()
 

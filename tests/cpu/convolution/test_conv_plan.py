@@ -58,3 +58,10 @@ def test_specs_refuse_by_name(words, make):
 @pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
+
+
+@pytest.mark.parametrize("width, bias, resident", [(4, None, 16), (4, "bf16", 0), (8, None, 0), (2, None, 16)])
+def test_registers_are_asked_for_where_there_are_enough(width, bias, resident):
+    """Wider ones have more numbers than 128 registers."""
+    assert plan(ConvSpec("bf16", "bf16", width, bias, True, 4, gradients="both")).resident == resident
+    assert not plan(ConvSpec("bf16", "bf16", width, bias, True, 4)).resident

@@ -295,3 +295,5 @@ def test_a_pool_that_shares_memory_with_what_is_read_is_refused():
         with pytest.raises(ValueError, match="initial_state shares memory with v"):
             call()
         assert torch.equal(pool, before)
+    with pytest.raises(TypeError, match="initial_state: got list"):
+        tkq.linear_attn(q, k, v, g, initial_state=[1.0], state_indices=index)

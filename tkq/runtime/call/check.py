@@ -89,11 +89,12 @@ def size(name: str, n, of: int = 1) -> None:
         raise ValueError(f"{name} is {n}, allowed are ints {multiples}")
 
 
-def last_dim_contiguous(name: str, x: Tensor) -> None:
+def last_dim_contiguous(name: str, x: Tensor, empty: bool = False) -> None:
     """ValueError unless neighbours in the last dimension are neighbours in memory; TypeError if it is not a dense
-    tensor, which is asked here, where it costs nothing: others have no strides."""
+    tensor, which is asked here, where it costs nothing: others have no strides. empty: of one without elements, too.
+    """
     try:
-        apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1 and x.numel()  # an empty one has no neighbours
+        apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1 and (empty or x.numel())
     except RuntimeError:  # of a nested one
         _dense(name, x)
         raise
@@ -114,7 +115,7 @@ def rows_of_16_bytes(op: str, /, empty: bool = False, **tensors: Tensor | None) 
     """
     for name, x in tensors.items():
         if x is not None and (x.numel() or empty) and not _plainly_in_rows(x):
-            last_dim_contiguous(f"{op}: {name}", x)
+            last_dim_contiguous(f"{op}: {name}", x, empty)
             strides_of_16_bytes(op, name, x, x.dim() - 1)
 
 

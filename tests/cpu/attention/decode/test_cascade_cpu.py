@@ -254,3 +254,5 @@ def test_a_part_whose_sum_is_infinite_has_all_weight():
     for given in ((torch.zeros_like(o), infinite, o, lse), (o, lse, torch.zeros_like(o), infinite)):
         found, total = tkq.merge_state(*given)
         assert torch.equal(found, torch.zeros_like(o)) and torch.equal(total, infinite)
+    ones = torch.ones_like(o)
+    assert torch.equal(tkq.merge_state(ones, infinite, 3 * ones, infinite)[0], 2 * ones)

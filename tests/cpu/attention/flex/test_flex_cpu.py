@@ -282,6 +282,18 @@ def test_slopes_that_are_infinite_where_a_branch_is_not_taken(score_mod):
         assert theirs.isfinite().all() and (mine.float() - theirs).norm() <= 1e-2 * theirs.norm() + 1e-3
 
 
+@pytest.mark.parametrize("score_mod", [
+    lambda s, b, h, q, k: torch.where(s > 0, torch.sqrt(s), 0.0), lambda s, b, h, q, k: torch.where(s > 0, s**1.5, 0.0),
+    lambda s, b, h, q, k: torch.where(k == q, s, s / (k - q)),
+    lambda s, b, h, q, k: torch.where(s > 0, s, torch.exp(300 * s) - 1)])
+def test_slopes_that_are_infinite_before_a_branch_that_is_not_taken(score_mod):
+    """Where autograd itself has NaN."""
+    q, k, v, do = torch.randn(4, 1, 2, 20, 16).half()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    found = torch.autograd.grad(tkq.flex_attention(*leaves, score_mod=score_mod), leaves, do)
+    assert all(x.isfinite().all() and x.any() for x in found)
+
+
 @pytest.mark.parametrize("name, score_mod", [
     ("frexp", lambda s, b, h, q, k: torch.frexp(s)[0]), ("max", lambda s, b, h, q, k: torch.max(s, 0)[0])])
 def test_operations_with_several_results_are_refused_by_name(name, score_mod):

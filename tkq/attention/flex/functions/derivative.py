@@ -50,8 +50,8 @@ def joint(graph: Graph) -> tuple:
 
 
 class Derivative:
-    """Backwards through a graph, as autograd goes: what a branch does not take is left out behind what it is multiplied
-    by, which may be infinite there."""
+    """Backwards through a graph, as autograd goes. What a branch does not take is left out of what it is multiplied by,
+    before or behind, which may be infinite there."""
 
     def __init__(self, graph):
         self.graph, self.build, self._shared = graph, Builder(), []
@@ -97,12 +97,12 @@ class Derivative:
         x, y = self.build.value(a), self.build.value(b)
         if x is not None and y is not None:
             return self.number(x * y)
+        for branch, factor in ((a, b), (b, a)):
+            found = self.inside(branch, lambda i, factor=factor: self.mul(i, factor))
+            if found is not None:
+                return found
         for factor, other in ((a, b), (b, a)):  # factors that all scores share come together
             node = self.build.nodes[other]
-            if node.op == "where" and (known := self.build.value(factor)) is not None and math.isfinite(known):
-                branches = [self.build.value(i) for i in node.args[1:]]
-                if None not in branches:
-                    return self.build.where(node.args[0], *(self.number(known * x) for x in branches))
             if self.shared(factor) and node.op == "mul" and not self.shared(other):
                 for i in range(2):
                     if self.shared(node.args[i]):
@@ -151,8 +151,20 @@ class Derivative:
         zero = self.number(0.0)
         return self.build.where(condition, zero if a is None else a, zero if b is None else b)
 
+    def inside(self, i, function):
+        """A function of a branch one side of which is 0: of the other side, as it may be infinite where the branch is
+        not taken. None of other nodes."""
+        node = self.build.nodes[i]
+        if node.op != "where" or not any(self.build.value(side) == 0 for side in node.args[1:]):
+            return None
+        condition, *sides = node.args
+        return self.choice(condition, *(None if self.build.value(side) == 0 else function(side) for side in sides))
+
     def over(self, a, b):
         """a / b."""
+        found = self.inside(a, lambda i: self.over(i, b))
+        if found is not None:
+            return found
         node = self.build.nodes[a]
         if node.op == "mul" and self.shared(b) and b in node.args:  # a softcap's, over itself
             return node.args[1 - node.args.index(b)]
