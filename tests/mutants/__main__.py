@@ -18,7 +18,7 @@ from .every import MUTANTS
 from .mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COPIED = ("tkq", "tests", "examples", "bench", "pyproject.toml")
+COPIED = (*fork.PACKAGES, "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", "plots", ".*_cache")
 BASELINE_SECONDS = 240
 # What Python or the DSL says of a fault that no longer compiles, and a GPU of one that it cannot run now: a test that

@@ -12,14 +12,14 @@ import sys
 import threading
 
 PRELOADED = ["torch", "cutlass", "pytest"]
-COPIED = "tkq", "tests", "examples", "bench"  # packages that a copy of the tree has its own modules of
+PACKAGES = "tkq", "tests", "examples", "bench"  # those that a copy of the tree has its own modules of
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
 _statuses = threading.Lock()  # starting a process reads those of others that have ended, also where a thread does
 
 
-def run(program: tuple, root: pathlib.Path, environment: dict, output: pathlib.Path, timeout: float) -> int | None:
+def run(program: list[str], root: pathlib.Path, environment: dict, output: pathlib.Path, timeout: float) -> int | None:
     """A module and its arguments, as `python -m` runs it in a copy of the tree. What it prints goes to the file. The
     exit status, negative for a signal; None beyond the time limit, where its process group is killed."""
     process = _context.Process(target=_begin, args=(program, str(root), environment, str(output)))
@@ -48,7 +48,7 @@ def _begin(program, root, environment, output):
     os.environ.update(environment)
     sys.dont_write_bytecode = True
     here = str(pathlib.Path(__file__).resolve().parents[2])
-    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
         del sys.modules[name]
     sys.path[:] = [root, *(place for place in sys.path if place not in ("", here))]
     sys.argv = [*program]

@@ -87,7 +87,7 @@ class ChannelBackward:
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
         self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), stream=stream,
-                                                     **self.config.launched)
+                                                     **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):

@@ -7,19 +7,19 @@ WARP = 32
 @dataclass(frozen=True)
 class ConvConfig:
     """rows: tokens (along time: vectors of tokens) whose loads a thread issues together. warps: of a block, each with a
-    run of tokens of its own. resident: blocks that an SM is to have registers for, 0 for as many as there happen to
-    be."""
+    run of tokens of its own. blocks: of an SM, for which there are to be registers; 0: as the compiler likes."""
 
     rows: int = 4
     warps: int = 4
-    resident: int = 0
+    blocks: int = 0
 
     @property
     def threads(self) -> int:
         return self.warps * WARP
 
     @property
-    def launched(self) -> dict:
-        """What a launch is told of blocks. Without shared memory, which is said so that no driver is asked."""
+    def launch(self) -> dict:
+        """What a launch is given of it. There is no shared memory, which is said as the DSL asks the driver otherwise.
+        """
         block = dict(block=[self.threads, 1, 1])
-        return block | dict(min_blocks_per_mp=self.resident, preferred_smem_carveout=0) if self.resident else block
+        return block | dict(min_blocks_per_mp=self.blocks, preferred_smem_carveout=0) if self.blocks else block

@@ -17,7 +17,7 @@ def plan(spec: ConvSpec) -> ConvConfig:
     to width 4, the compiler has to be told, and takes a register less then; wider ones would have to go to memory."""
     if spec.layout == "channels":
         plain = spec.backward and spec.width <= 4 and not (spec.bias or spec.packed or spec.head)
-        return ConvConfig(rows=4, warps=1 if spec.backward else 4, resident=warps(spec) if plain else 0)
+        return ConvConfig(rows=4, warps=1 if spec.backward else 4, blocks=warps(spec) if plain else 0)
     return ConvConfig(rows=2 - spec.backward)
 
 

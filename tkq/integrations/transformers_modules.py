@@ -42,12 +42,12 @@ def norm_forward(family, cls):
 
 
 def _norm(family, norm, x, residual=None, prenorm=False):
-    """Of the type of the model's own norm: of the sum, or, where it is multiplied by the weight in no wider type, of
-    both."""
+    """In the dtype of the model's own norm: that of x + residual, promoted with the weight's, but where the family's
+    norms keep their input's."""
     x = x if x.stride(-1) == 1 else x.contiguous()  # behind a convolution along time
     weight, more = getattr(norm, "weight", None), dict(residual=residual, prenorm=prenorm)
     total = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-    out = total if weight is None or family.narrow else torch.promote_types(total, weight.dtype)
+    out = total if weight is None or family.keeps_dtype else torch.promote_types(total, weight.dtype)
     if out != x.dtype:
         more["out_dtype"] = out
     if prenorm and residual is not None and total != residual.dtype:

@@ -60,8 +60,8 @@ def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)
 
 
-@pytest.mark.parametrize("width, bias, resident", [(4, None, 16), (4, "bf16", 0), (8, None, 0), (2, None, 16)])
-def test_registers_are_asked_for_where_there_are_enough(width, bias, resident):
+@pytest.mark.parametrize("width, bias, blocks", [(4, None, 16), (4, "bf16", 0), (8, None, 0), (2, None, 16)])
+def test_registers_are_asked_for_where_there_are_enough(width, bias, blocks):
     """Wider ones have more numbers than 128 registers."""
-    assert plan(ConvSpec("bf16", "bf16", width, bias, True, 4, gradients="both")).resident == resident
-    assert not plan(ConvSpec("bf16", "bf16", width, bias, True, 4)).resident
+    assert plan(ConvSpec("bf16", "bf16", width, bias, True, 4, gradients="both")).blocks == blocks
+    assert not plan(ConvSpec("bf16", "bf16", width, bias, True, 4)).blocks

@@ -83,7 +83,7 @@ def _expectation(spec, config):
         instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",
                       *["STSM"] * (config.adds_dq(spec) or not config.store_from_registers), *dq),
         roles=config.roles,
-        others=(("DqKernel", Expectation(tensor=24, local_memory=8 * spec.varlen,
+        others=(("DqKernel", Expectation(tensor=24, local_memory=8 * (spec.varlen and spec.width == 256),
                                          instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
                 *((name, Expectation(instructions=("LDG.E.128",)))
                   for name in ("BackwardPreprocess", "PreprocessFirstTiles")),

@@ -45,10 +45,10 @@ def _name(spec):
 
 
 def _expectation(spec, config):
-    """Tensor cores not serialised, TMA in, registers handed between the roles. Of packed sequences with a mask numbers
-    of the task wait on the stack."""
+    """Tensor cores not serialised, TMA in, registers handed between the roles. Of packed sequences with a causal
+    mask and lse numbers of the task wait on the stack."""
     few, scores, out = config.registers
-    waiting = 16 * (spec.varlen and (spec.causal or spec.left or spec.right))
+    waiting = 16 * (spec.varlen and spec.causal and spec.lse)
     return Expectation(tensor=32, local_memory=waiting, instructions=(
         "UTMALDG", "USETMAXREG", "STSM", "STG.E.128", *["MUFU.TANH"] * spec.softcap),
                        roles=((few, 1), (scores, 1), (out, PARTS)))

@@ -33,7 +33,8 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 def spilled(spec: ChannelSpec) -> int:
     """Local loads and stores that a kernel may have, where two warpgroups have the state: with the delta rule four
     fifths of them in chunks by levels; as many stay in registers with one warpgroup of 64 rows, which makes all scores
-    twice, though. Two passes of gates of values in one have an address there."""
+    twice, though. With one, K above 64 takes more registers of the scores than there are. Two passes of gates of values
+    in one have an address there."""
     if spec.of_values:
         return 8 if spec.pairs else 0
     if plan(spec).groups == 1:
