@@ -8,6 +8,7 @@ import tkq
 from tests.helpers import hedgehog_launches
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
+from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.hedgehog import gradients
 from tkq.linear_attention.hedgehog.catalog import expectation, of_keys, of_queries, of_window, shipped
 from tkq.linear_attention.hedgehog.launch import keys_recipe, queries_recipe, recipe, window_recipe
@@ -222,12 +223,13 @@ def test_what_is_refused(changed, error, words):
 
 @pytest.mark.parametrize("D, F", [(64, 64), (128, 64)])
 def test_kernels_of_calls_are_those_that_are_shipped(D, F):
-    recipes = {kernel.recipe for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
     leaves = [x.requires_grad_() for x in make(300, D, F, B=1).values()]
     with fake_gpu.launches() as seen:
         o = tkq.hedgehog(*leaves)
         torch.autograd.grad(o, leaves, torch.zeros_like(o))
-        assert len(seen) == 3 and {recipe for recipe, _ in seen} <= recipes
+        # the maps' gradients of sequences are added up
+        assert len(seen) == 5 and {recipe for recipe, _ in seen} <= recipes
 
 
 def test_few_long_sequences_take_two_launches():

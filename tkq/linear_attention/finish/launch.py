@@ -25,15 +25,19 @@ def over_shared(of_heads: Tensor, x: Tensor) -> Tensor:
     contiguous ones are copied. What is the sum already is returned as it is."""
     if of_heads.shape == x.shape and of_heads.dtype == x.dtype:
         return of_heads
-    B, S, H, K = x.shape
-    if not (x.is_cuda and x.dtype in NARROW):
-        wide = of_heads.to(torch.promote_types(of_heads.dtype, torch.float32))
-        return wide.unflatten(2, (H, -1)).sum(3).to(x.dtype)
-    y = torch.empty(B, S, H, K, device=x.device, dtype=x.dtype)
+    return summed(of_heads.unflatten(2, (x.shape[2], -1)), x.dtype)
+
+
+def summed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(.., K): x (.., n, K), of dtype or float32, summed over the last but one dimension in float32 (float64 of
+    float64) and rounded once; others than contiguous ones are copied."""
+    *rows, n, K = x.shape
+    if not (x.is_cuda and dtype in NARROW):
+        return x.to(torch.promote_types(x.dtype, torch.float32)).sum(-2).to(dtype)
+    y = torch.empty(*rows, K, device=x.device, dtype=dtype)
     if y.numel():
-        shared = of_heads.shape[2] // H
-        spec = HeadSumsSpec(dtypes.name_of(x.dtype), K, dtypes.name_of(of_heads.dtype), at_once(shared))
-        _launcher(x, spec)(of_heads.reshape(-1, shared, K), y.view(-1, K))
+        spec = HeadSumsSpec(dtypes.name_of(dtype), K, dtypes.name_of(x.dtype), at_once(n))
+        _launcher(x, spec)(x.reshape(-1, n, K), y.view(-1, K))
     return y
 
 

@@ -17,6 +17,7 @@ from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
     SIDE_WARPS,
     SIDES,
+    fake_map_gradients,
     features_of_y,
     load_chunk,
     load_features,
@@ -84,7 +85,7 @@ class KeyGradients:
         linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
         return k, (q, v, do, operand(H, spec.head_dim, FEATURES), *features, *numbers,
                    fake.tensor("fp32", (B, H), align=4), linear, window, dk, dv,
-                   fake.tensor("fp32", (B, H, spec.head_dim, FEATURES))), Float32(1.0)
+                   fake_map_gradients(B, H, spec)), Float32(1.0)
 
     @cute.jit
     def __call__(self, k: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):

@@ -160,7 +160,7 @@ class OfQueries(NamedTuple):
 class Queries(NamedTuple):
     """What it gives: dq; of each token (B, S, H) fp32 delta = o do, and share, what its largest scores get less; the
     gradients of each token of linear and of window, (2, B, S, H) fp32, neighbours in memory as those that sum them up
-    read them; dq_map (B, H, D, F) fp32."""
+    read them; dq_map (B, H, D, F) fp32, sequences' numbers of a row neighbours, likewise."""
 
     dq: Tensor
     delta: Tensor
@@ -175,8 +175,7 @@ def query_gradients(given: OfQueries) -> Queries:
     B, S, H, D = q.shape
     dq = torch.empty_like(q, memory_format=CONTIGUOUS)
     delta, share = torch.empty(2, B, S, H, device=q.device, dtype=torch.float32)
-    found, dmap = (torch.empty(shape, device=q.device, dtype=torch.float32)
-                   for shape in ((2, B, H, S), (B, H, D, given.q_map.shape[2])))
+    found, dmap = torch.empty(2, B, H, S, device=q.device, dtype=torch.float32), _map_gradients(q, given.q_map)
     launch = _function(q, ("queries",), lambda dtype, D: queries_recipe(GradientSpec(dtype, D)))
     launch(q, (*others, dq, delta, share, found, dmap), exponents(D))
     return Queries(dq, delta, share, found.transpose(2, 3), dmap)
@@ -207,11 +206,16 @@ class OfKeys(NamedTuple):
 
 
 def key_gradients(given: OfKeys) -> tuple:
-    """(dk, dv, dk_map (B, H, D, F) fp32); the map has 64 columns."""
+    """(dk, dv, dk_map as `Queries` has dq_map); the map has 64 columns."""
     k, *others = given
-    B, _, H, D = k.shape
     dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (k, given.v))
-    dmap = torch.empty(B, H, D, given.k_map.shape[2], device=k.device, dtype=torch.float32)
+    dmap = _map_gradients(k, given.k_map)
     launch = _function(k, ("keys",), lambda dtype, D: keys_recipe(GradientSpec(dtype, D)))
-    launch(k, (*others, dk, dv, dmap), exponents(D))
+    launch(k, (*others, dk, dv, dmap), exponents(k.shape[3]))
     return dk, dv, dmap
+
+
+def _map_gradients(x, of):
+    """Room for a map's gradients of all sequences, (B, H, D, F)."""
+    H, D, F = of.shape
+    return torch.empty(H, D, len(x), F, device=x.device, dtype=torch.float32).permute(2, 0, 1, 3)

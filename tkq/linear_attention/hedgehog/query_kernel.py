@@ -18,6 +18,7 @@ from tkq.linear_attention.hedgehog.sides import (
     FEATURES,
     SIDE_WARPS,
     SIDES,
+    fake_map_gradients,
     features_of_y,
     load_features,
 )
@@ -89,7 +90,7 @@ class QueryGradients:
         return q, (k, v, do, o, operand(H, spec.head_dim, FEATURES), *features, inverse, most,
                    fake.tensor("fp32", (B, H), align=4), linear, window, dq, delta, share,
                    fake.tensor("fp32", (2, B, H, S), align=4),
-                   fake.tensor("fp32", (B, H, spec.head_dim, FEATURES))), Float32(1.0)
+                   fake_map_gradients(B, H, spec)), Float32(1.0)
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):

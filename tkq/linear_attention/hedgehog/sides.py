@@ -7,12 +7,18 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.hedgehog.config import WARPS
 from tkq.linear_attention.hedgehog.spec import GradientSpec
+from tkq.runtime.compile import fake
 
 FEATURES = 64  # columns of a map
 SIDES = 2
 SIDE_WARPS = SIDES * WARPS
 SIDE_BARRIER = 1  # the named barrier of the first side's warpgroup; the other has the next
 LEAST_NARROW = {"bf16": 134 * 2.0**-27, "fp16": 17 * 2.0**-24}  # 1e-6, rounded: features at their least
+
+
+def fake_map_gradients(B, H, spec: GradientSpec):
+    """A map's gradients, (B, H, D, 64), for the compiler: in any order of rows."""
+    return fake.tensor("fp32", (B, H, spec.head_dim, FEATURES), (*(fake.sym64(divisibility=4) for _ in range(3)), 1))
 
 
 def near_power(spec: GradientSpec, g, t):
