@@ -1,10 +1,11 @@
-"""runtime.call.replay: arguments that are views and lists in lists, and calls of several launches."""
+"""runtime.call.replay: arguments that are views and lists in lists, calls of several launches, and tensors that share
+memory."""
 import functools
 
 import pytest
 import torch
 
-from tests.cpu.runtime.test_replay import Kernel, W, X, facts
+from tests.cpu.runtime.test_replay import Kernel, W, X, facts, op
 from tkq.runtime.call.replay import CallCache, Launch, Launched, View
 from tkq.runtime.compile import link
 
@@ -66,3 +67,38 @@ def test_several_launches_that_are_none():
     for _ in range(4):
         calls.add_launched((X, 1), lambda: asked.append(1) or Launched((one,), y))
     assert len(asked) == 1 and calls.take(X, 1) is not None, "asked for once"
+
+
+def test_tensors_that_share_memory_are_another_call():
+    """What is written may lie where another is read: the long way looks at that. With the same distance it has."""
+    memory, kernel = torch.zeros(100), Kernel()
+
+    def at(first):
+        return memory[first:first + 32].view(4, 8)
+
+    _, call, long = op(kernel)
+    for _ in range(3):
+        call(at(0), at(64), 0.5)  # apart
+    assert len(long) == 2
+    call(at(4), at(60), 0.5)
+    assert len(long) == 2, "apart, too"
+    call(at(0), at(32), 0.5)
+    assert len(long) == 2, "the one begins where the other ends"
+    for _ in range(2):
+        call(at(0), at(28), 0.5)
+    assert len(long) == 3
+    call(at(8), at(36), 0.5)
+    assert len(long) == 3, "the same distance"
+    call(at(36), at(8), 0.5)
+    call(at(0), at(24), 0.5)
+    assert len(long) == 5, "behind instead of before; another distance"
+
+
+def test_tensors_between_each_other():
+    """As queries, keys and values of one product: a call like another, as long as their places among each other are."""
+    one, other, (_, call, long) = torch.zeros(4, 24), torch.ones(4, 24), op(Kernel())
+    for qkv in (one, one, other, one):
+        call(qkv[:, :8], qkv[:, 16:], 0.5)
+    assert len(long) == 2
+    call(one[:, :8], other[:, 16:], 0.5)
+    assert len(long) == 3

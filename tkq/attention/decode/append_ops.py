@@ -14,7 +14,7 @@ _tensors = arguments.checker(OP, "k", "v", "k_cache", "v_cache", "slot_mapping",
                              "k_scale", "v_scale")
 _flag = arguments.checker(OP, "interleaved")
 MOST = 1 << 31
-MOST_OF_WARP = 256  # columns
+MOST_OF_WARP, MOST_ROWS = 256, MOST // 32  # where a warp has a row: columns; of k, v and q
 
 
 class Call(NamedTuple):
@@ -72,7 +72,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
             others, q without them, scales without a float8 cache or without each other, caches or scales whose elements
             share memory, among each other or with another tensor, strides of caches that are no multiple of 16 bytes.
         NotImplementedError: a D, Dv or R that is not supported; 2^31 keys in a cache or elements in k, v and q
-            together, and more; a tensor that requires a gradient, with gradients enabled: there is none.
+            together, and more, or with scales that are written 2^26 rows of these; a tensor that requires a gradient,
+            with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; a cache made under torch.inference_mode that is written to outside.
 
     Source: Kwon et al., Efficient memory management for large language model serving with PagedAttention, 2023. CPU
@@ -180,6 +181,10 @@ def _scales(call):
     if call.k_scale.dim() == 3 and max(call.k.shape[2], call.v.shape[2]) > MOST_OF_WARP:
         raise NotImplementedError(f"{OP}: k has rows of {call.k.shape[2]}, v of {call.v.shape[2]}; supported with "
                                   f"scales that are found are up to {MOST_OF_WARP}")
+    rows = sum(0 if x is None else x.shape[0] * x.shape[1] for x in (call.k, call.v, call.q))
+    if call.k_scale.dim() == 3 and rows >= MOST_ROWS:
+        raise NotImplementedError(f"{OP}: k, v and q have {rows} rows; supported with scales that are written are "
+                                  "fewer than 2^26")
     for name, x in _written_scales(call).items():
         check.settled(f"{OP}: {name}", x)
 

@@ -7,6 +7,7 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check, ops
 
 OP = "merge_state"
+MOST = 1 << 34  # elements, of which a thread has 8
 _tensors = arguments.checker(OP, "o_a", "lse_a", "o_b", "lse_b")
 
 
@@ -27,8 +28,8 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
         TypeError: o_a or o_b is no dense tensor of bf16, fp16 or fp32; lse_a or lse_b is no dense tensor of fp32;
             dtypes that differ.
         ValueError: shapes that do not go together, devices that differ.
-        NotImplementedError: a D that is no multiple of 8; a tensor that requires a gradient, with gradients enabled:
-            there is none.
+        NotImplementedError: a D that is no multiple of 8; 2^34 elements, and more; a tensor that requires a gradient,
+            with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper.
 
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. CPU tensors take
@@ -59,6 +60,8 @@ def _look(o_a, lse_a, o_b, lse_b):
     check.shape(f"{OP}: lse_b", lse_b, (*batch, H, S))
     if D % 8:
         raise NotImplementedError(f"{OP}: o_a has rows of {D}, supported are multiples of 8")
+    if o_a.numel() >= MOST:
+        raise NotImplementedError(f"{OP}: o_a has {o_a.numel()} elements, supported are fewer than 2^34")
     check.same_device(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b)
 
 

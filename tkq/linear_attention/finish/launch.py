@@ -37,7 +37,7 @@ def summed(x: Tensor, dtype: torch.dtype) -> Tensor:
     y = torch.empty(*rows, K, device=x.device, dtype=dtype)
     if y.numel():
         spec = HeadSumsSpec(dtypes.name_of(dtype), K, dtypes.name_of(x.dtype), at_once(n))
-        _launcher(x, spec)(x.reshape(-1, n, K), y.view(-1, K))
+        _launcher(x, spec)(x.reshape(-1, n, K).contiguous(), y.view(-1, K))
     return y
 
 

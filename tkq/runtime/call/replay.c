@@ -108,6 +108,35 @@ static int first_of(Object *const *given, int i) {
     return first;
 }
 
+/* Behind a tensor's last element; where it begins of one without elements. */
+static const char *end_of(const DLTensor *t) {
+    int64_t last = 0;
+    for (int d = 0; d < t->ndim; ++d) {
+        if (t->shape[d] == 0) return t->data;
+        last += (t->shape[d] - 1) * t->strides[d];
+    }
+    return (const char *)t->data + (last + 1) * ((t->dtype.bits * t->dtype.lanes + 7) / 8);
+}
+
+/* Which tensors lie between each other, or share memory. 0 for more than there is room for. */
+static int find_meetings(Call *call) {
+    const char *end[GIVENS];
+    int places[GIVENS], tensors = 0;
+    call->meetings = 0;
+    for (int i = 0; i < call->count; ++i) {
+        if (!(call->tensors >> i & 1) || call->same[i] != i) continue;
+        end[tensors] = end_of(&call->tensor[i]);
+        for (int j = 0; j < tensors; ++j) {
+            const DLTensor *one = &call->tensor[places[j]], *other = &call->tensor[i];
+            if ((const char *)one->data >= end[tensors] || (const char *)other->data >= end[j]) continue;
+            if (call->meetings == MEETINGS) return 0;
+            call->meeting[call->meetings++] = (Meeting){(int16_t)places[j], (int16_t)i};
+        }
+        places[tensors++] = i;
+    }
+    return 1;
+}
+
 int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call) {
     long long grad;
     uint64_t hash = 0;
@@ -144,7 +173,7 @@ int look(const CallCache *cache, Object *const *given, Size count, int recorded,
         for (int d = 0; d < t->ndim; ++d) hash = mixed(hash, (uint64_t)t->shape[d] << 32 ^ (uint64_t)t->strides[d]);
     }
     call->stream = NULL;
-    if (!call->tensors || call->device.device_type > kDLCUDA) return 0;
+    if (!call->tensors || call->device.device_type > kDLCUDA || !find_meetings(call)) return 0;
     if (call->device.device_type == kDLCUDA) {
         if (torch.device.object && number(ask(&torch.device)) != call->device.device_id) return 0;
         if (torch.dlpack->current_work_stream(kDLCUDA, call->device.device_id, &call->stream)) {
@@ -190,8 +219,23 @@ static int same_other(Object *known, Object *given) {
     return found > 0;
 }
 
+/* How far a tensor's first element is behind another's. */
+static Size apart(const void *one, const void *other) { return (Size)((uintptr_t)one - (uintptr_t)other); }
+
+/* Do they lie between each other, or share memory, as the record's did? */
+static int same_meetings(const Record *record, const Call *call) {
+    if (record->meetings != call->meetings) return 0;
+    for (int i = 0; i < call->meetings; ++i) {
+        int one = call->meeting[i].one, other = call->meeting[i].other;
+        if (apart(call->tensor[one].data, call->tensor[other].data) !=
+            apart(record->given[one].first, record->given[other].first))
+            return 0;
+    }
+    return 1;
+}
+
 static int fits(const CallCache *cache, const Record *record, const Call *call, Object *const *given) {
-    if (record == NULL || record->hash != call->hash || record->givens != call->count ||
+    if (record == NULL || record->hash != call->hash || record->givens != call->count || !same_meetings(record, call) ||
         !same_device(record->device, call->device) || (cache->by_stream && record->stream != call->stream))
         return 0;
     for (int i = 0; i < call->count; ++i)

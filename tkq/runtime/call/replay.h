@@ -49,7 +49,7 @@ Size PyTuple_Size(Object *);
 
 enum { GIVENS = 40, MADE = 5, PARTS = 64, LISTS = 16, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
 enum { STEPS = 2, VIEWS = 20 };
-enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
+enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2, MEETINGS = 32 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST, OF_VIEW }; /* as replay.py */
 #define NAME "tkq.runtime.call.replay"
@@ -78,6 +78,7 @@ typedef struct {
     int32_t dimensions;
     int16_t same;     /* the first place where the same tensor is given */
     uint16_t address; /* its last bits, on which it depends how wide an access can be */
+    const char *first; /* where its first element was */
     int64_t sizes[DIMENSIONS], strides[DIMENSIONS];
 } Given;
 
@@ -110,7 +111,7 @@ typedef struct {
     int refused; /* a function does not take such calls: they go the long way for good */
     Object *note; /* what `note` was given, or NULL */
     DLDevice device;
-    int givens, made, constants, views, parts, steps, results, is_tuple;
+    int givens, meetings, made, constants, views, parts, steps, results, is_tuple;
     Step step[STEPS]; /* one after the other */
     Given given[GIVENS];
     Object *make[MADE], *owner[CONSTANTS];
@@ -126,15 +127,21 @@ typedef struct {
     uint32_t missed[MISSED]; /* of calls that were asked for, half of their hash */
 } CallCache;
 
+/* Two tensors, by their places, where one begins before the other ends. */
+typedef struct {
+    int16_t one, other;
+} Meeting;
+
 /* What a call is, but for the addresses. */
 typedef struct {
-    int count;
+    int count, meetings;
     uint64_t hash;
     DLDevice device;
     void *stream;
     uint64_t tensors; /* a bit for each place */
     int16_t same[GIVENS];
     DLTensor tensor[GIVENS];
+    Meeting meeting[MEETINGS];
 } Call;
 
 /* What the call is; 0 where it is none that can be remembered. recorded: a gradient may be. */

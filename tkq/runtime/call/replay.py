@@ -81,7 +81,8 @@ class CallCache:
 
     take(*given): the results of a call, launched, where one like it was added: with the same numbers, words and None,
     and tensors of the same types, sizes, strides and last bits of the address, on the same device, the same of them
-    given twice. None where it is to be done otherwise, with whatever has to be said of it.
+    given twice, and as far from each other where one begins before another ends: what may not share memory with what is
+    written was looked at then. None where it is to be done otherwise, with whatever has to be said of it.
 
     known(*given): what ``note(what, *given)`` kept with a call like it, until that is forgotten, or None. It asks not
     whether a gradient is recorded, as ``take`` does: by this the recorded way of such a call may be a shorter one.

@@ -128,6 +128,7 @@ TVM_FFI_DLL_EXPORT Object *tkq_functions(Object *capsule) {
 
 static void record_given(Record *record, const Call *call, Object *given) {
     record->givens = call->count;
+    record->meetings = call->meetings;
     for (int i = 0; i < call->count; ++i) {
         Given *to = &record->given[i];
         const DLTensor *t = &call->tensor[i];
@@ -139,6 +140,7 @@ static void record_given(Record *record, const Call *call, Object *given) {
         to->dimensions = t->ndim;
         to->same = call->same[i];
         to->address = (uintptr_t)t->data & 15;
+        to->first = t->data;
         memcpy(to->sizes, t->shape, (size_t)t->ndim * sizeof *t->shape);
         memcpy(to->strides, t->strides, (size_t)t->ndim * sizeof *t->strides);
     }

@@ -336,3 +336,17 @@ def test_what_kv_append_refuses(words, changed):
         given["v_cache"] = given["k_cache"]
     with pytest.raises((ValueError, NotImplementedError), match=f"kv_append: .*{words}"):
         tkq.kv_append(**given)
+
+
+def test_more_rows_than_threads_can_be_counted():
+    """As a warp has a row, where scales are written; and a thread eight elements of a merged state."""
+    def of(*shape, dtype=BF16):
+        return torch.empty(shape, device="meta", dtype=dtype)
+
+    k, caches = of((1 << 21) + 1, 32, 8), [of(4, 16, 32, 16, dtype=torch.float8_e4m3fn)[..., :8] for _ in range(2)]
+    scales, slots = [of(4, 16, 32, dtype=torch.float32) for _ in range(2)], of(len(k), dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="kv_append: k, v and q have 134217792 rows; .*fewer than 2.26"):
+        tkq.kv_append(k, k, *caches, slots, k_scale=scales[0], v_scale=scales[1])
+    o, lse = of(1, 65536, 32768, 8), of(1, 32768, 65536, dtype=torch.float32)
+    with pytest.raises(NotImplementedError, match="merge_state: o_a has 17179869184 elements, .*fewer than 2.34"):
+        tkq.merge_state(o, lse, o, lse)

@@ -271,6 +271,21 @@ def test_slopes_far_from_zero_are_numbers():
     torch.testing.assert_close(evaluate(*slope.as_function(), at, torch.float32), wanted)
 
 
+@pytest.mark.parametrize("function, scores", [
+    (lambda s: s.exp() / (1 + s.exp()), (-80.0, 0.0, 40.0, 45.0, 80.0)),
+    (lambda s: s * s.exp() / (1 + s.exp()), (0.5, 44.0, 45.0, 50.0, 80.0)),
+    (lambda s: ((2 * s).exp() - 1) / ((2 * s).exp() + 1), (-30.0, 1.0, 22.0, 23.0, 30.0)),
+    (lambda s: 1e10 * s * s / (1 + s * s), (0.5, 1.0, 1e10, 1e12, 1e15)),
+    (lambda s: 1e-20 * s / (1e-25 * s), (1.0, 2.0, 1e2, 1e3, 1e5))])
+def test_slopes_of_quotients_of_large_and_small_numbers(function, scores):
+    """Whose squares float32 does not have."""
+    score = torch.tensor(scores).view(1, 1, 1, 5).requires_grad_()
+    wanted = torch.autograd.grad(function(score).sum(), score)[0]
+    at = {**places(1, 1, 1, 5, "cpu"), "score": score.detach()}
+    slope = slope_of(trace("score_mod", lambda s, b, h, q, kv: function(s)))
+    torch.testing.assert_close(evaluate(*slope.as_function(), at, torch.float32).expand(1, 1, 1, 5), wanted)
+
+
 TIES = {"clamp": lambda s, *at: s.clamp(-1, 1), "clamp at the left": lambda s, *at: s.clamp(min=0) * s,
         "clamp at the right": lambda s, *at: s.clamp(max=0), "maximum": lambda s, *at: torch.maximum(s, -s),
         "minimum": lambda s, *at: torch.minimum(s, 2 * s), "relu": lambda s, *at: s.relu() + s,

@@ -174,7 +174,7 @@ class Derivative:
         over = None if slopes[0] is None else self.over(slopes[0], args[1])
         if slopes[1] is None:
             return over
-        under = self.build.binary("div", args[0], self.build.binary("mul", args[1], args[1]))
+        under = self.build.binary("div", self.build.binary("div", *args), args[1])  # a square could be infinite
         return self.add(over, self.neg(self.mul(under, slopes[1])))
 
     def remainder(self, args, slopes):

@@ -22,16 +22,17 @@ class RowStats:
 
     def launch(self, do, o, lse, dlse, stats, stream: cuda.CUstream):
         """do, o: (B, Sq, H, D). lse, dlse: (B, H, Sq) fp32, dlse perhaps None."""
-        rows = stats.shape[3]
+        _, batch, heads, rows = stats.shape  # all in x: the other dimensions of a grid end at 65535
         self.kernel(do, o, lse, dlse, stats).launch(
-            grid=[ceil_div(rows, THREADS // WARP), stats.shape[2], stats.shape[1]], block=[THREADS, 1, 1],
-            stream=stream)
+            grid=[batch * heads * ceil_div(rows, THREADS // WARP), 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
                stats: cute.Tensor):
-        x, head, batch = (Int32(n) for n in cute.arch.block_idx())
-        row = x * (THREADS // WARP) + tk.warp_id()
+        _, _, heads, rows = stats.shape
+        blocks = ceil_div(rows, THREADS // WARP)
+        n, x = cute.arch.block_idx()[0] // blocks, cute.arch.block_idx()[0] % blocks
+        batch, head, row = n // heads, n % heads, x * (THREADS // WARP) + tk.warp_id()
         if row < lse.shape[2]:
             first, second = -Float32.inf, Float32(0.0)
             total = self.row_sum(do[batch, row, head, None], o[batch, row, head, None])
