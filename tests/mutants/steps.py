@@ -10,6 +10,7 @@ GUARDED = (f"{TESTS}test_step_rows.py::test_nothing_outside_of_the_pool_is_touch
 SHARED = (f"{TESTS}test_steps.py::test_many_states[128-128-channel-True-v]",)
 SPACE, TYPES, SOFTPLUS = ((f"{TESTS}test_ssd_step.py::{name}",) for name in (
     "test_expanded_arguments", "test_types_and_options[wide]", "test_softplus_of_all_sizes"))
+CALLS = (f"{TESTS}test_step_calls.py::test_a_replayed_call_refuses_out_where_values_are",)
 
 MUTANTS = (
     *family(
@@ -64,4 +65,7 @@ MUTANTS = (
          "return cutlass.max(x, Float32(0.0))", SOFTPLUS),
         ("no_bias_of_dt", "x = numbers[0] + numbers[2]", "x = numbers[0]", TYPES),
         ("one_d_for_a_head", "row = (at.head, at.part.v + j)", "row = (at.head, at.part.v)", SPACE)),
+    *family(
+        "step", "tkq/runtime/call/replay.c",
+        ("replayed_wherever_tensors_lie", "if (record->meetings != call->meetings) return 0;", "return 1;", CALLS)),
 )

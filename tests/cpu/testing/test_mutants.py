@@ -37,7 +37,7 @@ def test_each_line_stands_once_where_it_is_said_to(mutant):
     for edit in mutant.edits:
         text = (ROOT / edit[0]).read_text()
         changed = mutant.with_edit(text, *edit)  # raises where it does not
-        assert changed != text and ast.parse(changed)
+        assert changed != text and (edit[0].endswith(".c") or ast.parse(changed))
         assert bare(edit[1]) != bare(edit[2]), "a fault that changes nothing but the layout"
 
 

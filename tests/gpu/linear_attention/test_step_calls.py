@@ -32,6 +32,16 @@ def test_a_replayed_call_that_writes_to_out():
     assert all(torch.equal(p, pools[0]) for p in pools)
 
 
+def test_a_replayed_call_refuses_out_where_values_are():
+    given, pool, rows = delta()
+    given = *given[:2], given[2].contiguous(), *given[3:]
+    for _ in range(3):
+        step(given, pool.clone(), rows)
+        tkq.gated_delta_rule_step(*given, pool.clone(), None, True, rows, out=torch.empty_like(given[2]))
+    with pytest.raises(ValueError, match="gated_delta_rule_step: out shares memory with v"):
+        tkq.gated_delta_rule_step(*given, pool.clone(), None, True, rows, out=given[2].view_as(given[2]))
+
+
 def test_the_same_bits_in_each_run():
     given, pool, rows = delta(300)
     found = [(step(given, p, rows), p) for p in (pool.clone() for _ in range(4))]

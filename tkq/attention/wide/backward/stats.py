@@ -4,7 +4,7 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
