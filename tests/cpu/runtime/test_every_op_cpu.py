@@ -106,7 +106,7 @@ def test_no_rows(case):
     checks.goes_back_through_no_rows(case, "cpu")
 
 
-@every
+@of_each(case for case in CASES.values() if case.name == case.function)
 def test_no_tensor(case):
     checks.names_what_is_no_tensor(case, "cpu")
 

@@ -19,6 +19,11 @@ ALL = (*QUICK, "test_aot_dispatch_dynamic")
 MAY_BE_NONE = {"weight", "bias", "residual", "sinks", "up", "cu_seqlens", "g", "initial_state", "state_indices",
                "num_accepted_tokens", "D", "d", "z", "dt_bias", "initial_states", "cache_indices", "block_table",
                "q_descale", "k_descale", "v_descale"}
+# forms whose way through PyTorch looks at numbers, which tensors on "meta" have none of
+NOT_ON_META = {f"{op}, {form}" for op in ("linear_attn", "gated_delta_rule") for form in (
+    "of packed sequences", "with packed gates of columns")} | {
+        "mamba2_ssd, of packed sequences", "mamba2_ssd, with a pool", "causal_conv1d, of packed sequences",
+        "causal_conv1d, by seq_idx and with normed heads", "kv_append, rotated"}
 ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
 
 
@@ -217,7 +222,7 @@ def makes_tensors_on_its_inputs_device(case):
     found = run_on("cpu")
     with torch.device("meta"):
         assert_same(run_on("cpu"), found, case.exact, f"{case.name}, another default device")
-    assert all(x.is_meta and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    assert case.name in NOT_ON_META or all(x.is_meta and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
                for x, y in zip(run_on("meta"), found, strict=True))
 
 
@@ -229,7 +234,7 @@ def goes_back_through_no_rows(case, device):
 
 
 def names_what_is_no_tensor(case, device):
-    """In the place of each argument in turn."""
+    """In the place of each argument in turn. Of forms that give arguments as they come."""
     not_given = {"fp8_gemm": {"b"}, "flex_attention": {"slopes"}}  # transposed by the case, captured
     for name in case.inputs(device).keys() - not_given.get(case.name, set()):
         said = "gate" if case.name == "geglu" else name
