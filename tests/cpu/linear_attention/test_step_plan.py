@@ -21,7 +21,7 @@ def rows_of(c):
             for warp in range(c.k_warps) for lane in range(c.k_lanes) for i in range(c.k_values)]
 
 
-@pytest.mark.parametrize("state, layout, many", itertools.product(STATES, LAYOUTS, (False, True)))
+@pytest.mark.parametrize("state, layout, many", list(itertools.product(STATES, LAYOUTS, (False, True))))
 def test_every_size_has_a_plan(state, layout, many):
     """A warp has whole columns of the state, or the warps of a block have, each number once, in accesses of 16 bytes
     where they are possible."""
