@@ -139,13 +139,9 @@ def rotated_tokens(t):
                 positions=t.integers(0, 20, t.rows), q=t(t.rows, 4, 64))
 
 
-def append_rotated(k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q):
+def append_rotated(k, v, k_cache, v_cache, slot_mapping, **others):
     k_cache, v_cache = _own(k_cache), _own(v_cache)
-    return append_alone(k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q), k_cache, v_cache
-
-
-def append_alone(k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q):
-    return tkq.kv_append(k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)
+    return tkq.kv_append(k, v, k_cache, v_cache, slot_mapping, **others), k_cache, v_cache
 
 
 def states(t):
@@ -169,7 +165,11 @@ def cases(Case):
         Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
         Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
              tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
-        Case("kv_append, rotated", rotated_tokens, append_rotated, alone=append_alone),
+        Case("kv_append, rotated", rotated_tokens,
+             lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: append_rotated(
+                 k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q),
+             alone=lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: tkq.kv_append(
+                 k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)),
         Case("kv_append, float8", quantised_tokens, quantise,
              alone=lambda k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale: tkq.kv_append(
                  k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)),

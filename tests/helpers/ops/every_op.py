@@ -292,7 +292,10 @@ CASES = {case.name: case for case in (
              x, dt, A, B, C, D, initial_states=initial_states, dt_softplus=True, return_final_states=True,
              cu_seqlens=cu_seqlens),
          ("x", "dt", "B", "C", "A", "D", "initial_states"), ("x", "B", "C"), exact=False),
-    Case("mamba2_ssd, with a pool", packed.packed_ssd_and_indices, packed.ssd_with_pool, cast=("x", "B", "C")),
+    Case("mamba2_ssd, with a pool", packed.packed_ssd_and_indices,
+         lambda x, dt, A, B, C, D, initial_states, cu_seqlens, state_indices: tkq.mamba2_ssd(
+             x, dt, A, B, C, D, initial_states=initial_states.clone(), dt_softplus=True, return_final_states=True,
+             cu_seqlens=cu_seqlens, state_indices=state_indices), cast=("x", "B", "C")),
     Case("hedgehog", _heads_and_maps,
          lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
              q, k, v, q_map, k_map, linear_factor, window_factor),

@@ -30,7 +30,7 @@ STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": 
         "scan": (0, 2), "scan, of contiguous tokens": (0, 1),
         "fp8_gemm": (0,),
         "gemm, with an epilogue": (0,)}
-TURNED = {"causal_conv1d, of contiguous tokens", "scan, of contiguous tokens"}  # whose call swaps the last two dimensions
+TURNED = {"causal_conv1d, of contiguous tokens", "scan, of contiguous tokens"}  # last dimensions, by the call
 
 
 @contextlib.contextmanager

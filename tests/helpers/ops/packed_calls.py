@@ -77,11 +77,6 @@ def packed_channels(t):
     return dict(x=t(1, t.rows, 64), weight=t(64, 4), bias=t(64), initial_state=t(3, 64, 3), cu_seqlens=t.starts(3))
 
 
-def ssd_with_pool(x, dt, A, B, C, D, initial_states, cu_seqlens, state_indices):
-    return tkq.mamba2_ssd(x, dt, A, B, C, D, initial_states=initial_states.clone(), dt_softplus=True,
-                          return_final_states=True, cu_seqlens=cu_seqlens, state_indices=state_indices)
-
-
 def with_pool(function, *tensors, pool, **places):
     """The pool, which is written, is a copy: a call may come again."""
     return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
