@@ -1,8 +1,6 @@
 """Tensors of packed sequences, and calls with pools of states, for `every_op`."""
 import torch
 
-import tkq
-
 BF16, F32 = torch.bfloat16, torch.float32
 
 
