@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from ..runtime.compile import bundle, bundling, keys, native
+from ..runtime.compile import bundle, bundling, keys, link, native
 from ..runtime.compile.build import cache, configure, ensure
 from ..runtime.compile.requirements import why_no_compiling
 from ..runtime.system import trusted
@@ -98,8 +98,12 @@ def _size():
 
 
 def into_bundle(kernels, jobs: int, folder: pathlib.Path | None = None, wheels: pathlib.Path | None = None) -> int:
-    """Make a bundle in one folder, or a wheel of it in another, or both, and print progress. 0, or 1 where a kernel
-    fails: there is none then."""
+    """Make a bundle in one folder, or a wheel of it in another, or both, and print progress. 0; 1 where a kernel fails:
+    there is none then; 2 where none can be linked, before anything is compiled."""
+    missing = link.why_not()
+    if missing:
+        print(f"tkq compile: a bundle cannot be linked: {missing}", file=sys.stderr)
+        return 2
     progress, objects = Progress(len(kernels)), {}
     for kernel, made, error in _worked(_object, kernels, jobs):
         progress.show(kernel.name, made, error, bool(error))

@@ -96,6 +96,13 @@ def test_what_is_installed_is_found(tmp_path, monkeypatch, capsys):
     bundle.current.cache_clear()
 
 
+def test_without_a_compiler_nothing_is_compiled_for_a_bundle(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(link, "compiler", lambda: None)
+    assert precompile.into_bundle([KERNEL], 1, tmp_path / "bundle") == 2 and not (tmp_path / "bundle").exists()
+    said = capsys.readouterr()
+    assert "a bundle cannot be linked: no C compiler" in said.err and not said.out
+
+
 def test_of_two_the_one_for_the_cuda_that_is_here(tmp_path, monkeypatch):
     for cuda in ("12", "13"):
         (tmp_path / f"tkq_kernels_cu{cuda}").mkdir()
