@@ -13,6 +13,7 @@ from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import NARROW
 from tkq.linear_attention.split.launch import launch
+from tkq.linear_attention.split.together import together
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -80,32 +81,46 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
 
     Heads of v that share one of q and k each give a dq and a dk of 16 bits, which are added up in float32. The final
     state, whose product with its gradient all gates get, is made again beside dq: more exactly than the forward's."""
-    q, k, v, g, initial, cu = saved
+    q, k, _, g, initial, cu = saved
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = behind_last(q, scale, dfinal)
-    dq = dk = dv = dg = dinitial = of_q = None
-    if needs.q or needs.g:
-        final = torch.float32 if needs.g and dfinal is not None else None
-        of_q = over_values(v.shape[3], lambda part: launch(Given(
-            do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
-            x=q if needs.g else None, cu=cu, apart=True), scale), apart=True)
-        dq = over_shared(of_q.o, q) if needs.q else None
+    dq = dk = dv = dg = dinitial = None
+    of_q, of_k, of_v = _launched(saved, behind, scale, do, needs, dfinal is not None)
+    if needs.q:
+        dq = over_shared(of_q.o, q)
     if needs.k:
-        dk = over_shared(over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], behind.q, g, initial=turned_part(behind.state, part), reverse=True, cu=cu),
-            behind.scale)).o, k)
-    if needs.v or needs.g or needs.initial:
-        made = launch(Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
-                            x=v if needs.g else None, reverse=True, cu=cu, apart=True), behind.scale)
-        dv = made.o
-        if needs.initial:
-            dinitial = (behind.scale * made.state).to(initial.dtype)
-        if needs.g:
-            at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = of_gates(g, of_q.dots, made.dots, at_end, cu)
-    return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
+        dk = over_shared(of_k.o, k)
+    if needs.v:
+        dv = of_v.o
+    if needs.initial:
+        dinitial = (behind.scale * of_v.state).to(initial.dtype)
+    if needs.g:
+        at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
+        dg = of_gates(g, of_q.dots, of_v.dots, at_end, cu)
+    return Gradients(dq, dk, dv, dg, dinitial)
+
+
+def _launched(saved, behind, scale, do, needs, final_too):
+    """What makes dq, dk and dv, each where it is needed, with the sums that dg is made of. final_too: the final state
+    has a gradient."""
+    q, k, v, g, initial, cu = saved
+
+    def of_q(part):
+        final = torch.float32 if needs.g and final_too else None
+        return Given(do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
+                     x=q if needs.g else None, cu=cu, apart=True), scale
+
+    def of_k(part):
+        return Given(v[..., part], do[..., part], behind.q, g, initial=turned_part(behind.state, part), reverse=True,
+                     cu=cu), behind.scale
+
+    values = Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
+                   x=v if needs.g else None, reverse=True, cu=cu, apart=True), behind.scale
+    return over_values_together(
+        launch, v.shape[3], of_q if needs.q or needs.g else None, of_k if needs.k else None,
+        values if needs.v or needs.g or needs.initial else None)
 
 
 def parts_of(columns: int) -> tuple[slice, ...]:
@@ -114,6 +129,16 @@ def parts_of(columns: int) -> tuple[slice, ...]:
         return (slice(None),)
     half = -(-columns // 32) * 16
     return slice(half), slice(half, None)
+
+
+def over_values_together(launch, columns: int, first, second, whole: tuple | None) -> tuple:
+    """What `launch` gives of three: first and second are functions from a part of V's columns to what it takes, whole
+    is that of all columns; None of None. At a time, where V is one part, those that take longest first."""
+    if len(parts_of(columns)) == 1:
+        one, three, two = together(launch, first and first(slice(None)), whole, second and second(slice(None)))
+        return one, two, three
+    return *(make and over_values(columns, lambda part, make=make: launch(*make(part)), True)
+             for make in (first, second)), whole and launch(*whole)
 
 
 def over_values(columns: int, make, apart: bool = False) -> Made:

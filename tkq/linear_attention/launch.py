@@ -185,6 +185,21 @@ def launch(given: Given, scale: float) -> Made:
 
 def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
+    made, call = prepared(given, scale)
+    if call is not None:
+        call[0](*call[1])
+    return added_up(given, made), call
+
+
+def added_up(given: Given, made: Made) -> Made:
+    """Of a launch that is on its way: sums of o times x as `given` wants them."""
+    dots = made.dots
+    return made if dots is None or given.apart else made._replace(dots=sum(dots[1:], dots[0]))
+
+
+def prepared(given: Given, scale: float) -> tuple:
+    """(room for what is made, with sums apart, (the function that makes it, its arguments)), of a launch that is still
+    to come; or what is made, and None, where there is none."""
     q, k, v, g, beta, initial, _, x, *_ = given
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part in (None, "outputs")
@@ -220,13 +235,11 @@ def start(given: Given, scale: float) -> tuple:
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
                                       decays, given.q2, given.k2, given.v2, inverse, given.less,
                                       _reach_of(given)), scale, of_steps)
-        call[0](*call[1])
     else:
         if state is not None and state is not initial:
             state.zero_() if initial is None else state.copy_(initial)
         if of_skip is not None:
             of_skip.zero_()
-    dots = dots if dots is None or given.apart else sum(dots[1:], dots[0])
     return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays,
                 inverse if given.of_inverse == "out" else None), call
 

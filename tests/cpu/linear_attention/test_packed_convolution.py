@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import tkq
 from tkq.linear_attention.short_convolution import ShortConvolution, causal_conv1d
@@ -152,7 +153,7 @@ def test_any_number_of_sequences_compiles_once(op):
     q = torch.randn(1, 24, 2, 32).bfloat16()
     calls = {"causal_conv1d": lambda cu: tkq.causal_conv1d(x, weight, cu_seqlens=cu),
              "linear_attn": lambda cu: tkq.linear_attn(q, q, q, cu_seqlens=cu)}
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(calls[op], backend=counter, fullgraph=True, dynamic=True)
     for n in range(3, 12):
         cu = torch.linspace(0, 24, n).int()

@@ -18,7 +18,18 @@ from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
-from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
+from tkq.linear_attention.split.plan import (
+    BUSY,
+    GAIN,
+    LONG,
+    MOST,
+    SHORTEST,
+    Sizes,
+    Split,
+    fills_more_at_a_time,
+    split,
+    time,
+)
 from tkq.linear_attention.split.reach import NOTHING
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.testing import sass
@@ -28,6 +39,19 @@ from tkq.testing import sass
 SIZES = [Sizes(B, H, S, 128, V, 132, delta, reverse) for B, H, S, V, delta, reverse in itertools.product(
     (0, 1, 2, 8, 300), (1, 16, 32, 80), (0, 1, 64, 511, 4096, 32768, 1 << 20), (64, 128, 256), (False, True),
     (False, True))]
+
+
+def test_launches_at_a_time():
+    """Where waves of blocks, one launch after the other, leave a tenth of the SMs idle; never of segments."""
+    one, pair = Split(2, 1), Split(2, 1, 2)
+    for sms, heads, count in itertools.product((8, 132), range(1, 300), (2, 3)):
+        busy = count * heads / (count * -(-heads // sms) * sms)
+        assert fills_more_at_a_time((((1, heads, 128), one),) * count, sms) == (busy < BUSY)
+    assert fills_more_at_a_time((((2, 80, 128), one), ((2, 80, 128), one), ((2, 80, 64), Split(1, 1))), 132)
+    assert not fills_more_at_a_time((((8, 80, 128), one),) * 3, 132)
+    assert not fills_more_at_a_time((((1, 4, 128), one), ((1, 4, 128), Split(2, 4))), 132)
+    blocks = fills_more_at_a_time((((1, 264, 64), pair),) * 2, 132), fills_more_at_a_time((((1, 132, 256), one),), 264)
+    assert blocks == (False, False), "two heads a block; two blocks a head"
 
 
 def test_every_plan():

@@ -46,11 +46,11 @@ def start(given: Given, scale: float) -> tuple:
         how = how._replace(groups=2)
     if how.segments > 1 or given.starts is not None:
         return in_segments(given, scale, how), None
-    return engine.start(_of(given, how), scale)
+    return engine.start(laid_out(given, how), scale)
 
 
-def _of(given: Given, how: Split) -> Given:
-    """Laid out so."""
+def laid_out(given: Given, how: Split) -> Given:
+    """As `how` says, but for segments."""
     return given._replace(groups=how.groups if how.groups == 1 else None, heads=how.heads)
 
 
@@ -121,7 +121,7 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     """Of any given without cu and state_indices. What segments add to states and make of them is computed first, with
     no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
     there but for the order in which it was summed."""
-    given = _of(given, how)._replace(segments=how.segments)
+    given = laid_out(given, how)._replace(segments=how.segments)
     if given.starts is not None:
         return _outputs(given, scale, given.starts, given.final)
     if given.blocks and not given.reverse:

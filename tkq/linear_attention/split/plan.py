@@ -11,6 +11,7 @@ LONG = 32  # chunks of a sequence: shorter ones are done before what splits them
 SHORTEST = 8  # chunks of a segment: below, launches take longer than what they save
 GAIN = 0.8  # of the time without: what is split costs more work, and takes less time by this at most
 PAIRS_GAIN = 0.95  # of segments of two heads a block, whose scores are less work
+BUSY = 0.9  # share of the SMs: launches that keep as many busy are made one after the other
 MOST = 65535  # sequences times segments: blocks along a dimension of the grid
 
 
@@ -140,6 +141,18 @@ def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
         inverted = scores + groups * of_group + WAITS * (1 + (sizes.reverse and writes))
     parts = sizes.exact * PARTS[groups] / (1 if writes else 3)
     return max(scores + groups * of_group, inverted) + parts + BARRIERS + (OUTPUTS if writes else 0)
+
+
+def fills_more_at_a_time(launches: tuple, sms: int) -> bool:
+    """Do launches of whole sequences, one after the other, take waves of blocks that keep less than `BUSY` of the SMs
+    busy? launches: of each ((sequences, computed heads, V), how)."""
+    waves, blocks = 0, 0
+    for (sequences, heads, V), how in launches:
+        if how.segments > 1:
+            return False
+        count = sequences * (heads // how.heads) * -(-_tiles(V) * how.heads // how.groups)
+        waves, blocks = waves - count // -sms, blocks + count
+    return blocks < BUSY * waves * sms
 
 
 def _tiles(columns):

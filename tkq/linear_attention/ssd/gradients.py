@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import over_values
+from tkq.linear_attention.gradients import over_values_together
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.split.launch import launch
@@ -62,21 +62,15 @@ ALL = SsdNeeds()
 def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: SsdNeeds = ALL) -> SsdGradients:
     """A launch each for dC, dB and dx, which d's gradient is made of, too; with z one more, of y before it is gated,
     which is made again."""
-    x, D, needs = saved.x, saved.D, _there(saved, needs)
+    D, needs = saved.D, _there(saved, needs)
     do, dz, dD, dinitial = dy, None, None, None
-    of = token_sequences(saved.cu, x.shape[1])
+    of = token_sequences(saved.cu, saved.x.shape[1])
     if saved.z is not None:
         do, dz = _ungated(saved, dy, needs.z)
         dz = dz if of is None or dz is None else of.only_inside(dz)
     of_steps = needs.dt or needs.A or needs.dt_bias
-    of_c = _dC(saved, do, of_steps, dfinal is not None) if needs.C or of_steps else None
-    of_b = _dB(saved, do, dfinal) if needs.B else None
-    of_x, found = None, (None, None, None)
-    if needs.x or needs.D or needs.initial or of_steps:
-        with_x = of_steps or needs.D
-        of_x = launch(Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
-                            x=x if with_x else None, reverse=True, state_v_first=True, cu=saved.cu,
-                            steps=saved.steps._replace(skip=D, skip_gradient=needs.D)), 1.0)
+    of_c, of_b, of_x = _launched(saved, do, dfinal, needs, of_steps)
+    found = None, None, None
     if needs.D:
         dD = of_x.of_skip.sum((0, 2) if D.dim() == 1 else 0).to(D.dtype)
     if needs.initial:
@@ -106,20 +100,28 @@ def _ungated(saved, dy, need_z):
     return do, dz
 
 
-def _dC(saved, do, with_dots, with_final):
-    """dC of each head; with sums of C dC; with the final state, made again here."""
-    initial = saved.initial
-    return over_values(do.shape[3], lambda part: launch(Given(
-        do[..., part], saved.x[..., part], saved.B, initial=None if initial is None else initial[:, :, part],
-        final=torch.float32 if with_dots and with_final else None, x=saved.C if with_dots else None,
-        steps=saved.steps, cu=saved.cu, apart=True), 1.0), apart=True)
+def _launched(saved, do, dfinal, needs, of_steps):
+    """What makes each head's dC, with sums of C dC and, where there is a gradient of it, the final state, made again;
+    each head's dB; and dx, with sums of x dv. Each where it is needed."""
+    steps, initial = saved.steps, saved.initial
 
+    def of_c(part):
+        first = None if initial is None else initial[:, :, part]
+        final = torch.float32 if of_steps and dfinal is not None else None
+        return Given(do[..., part], saved.x[..., part], saved.B, initial=first, final=final,
+                     x=saved.C if of_steps else None, steps=steps, cu=saved.cu, apart=True), 1.0
 
-def _dB(saved, do, dfinal):
-    """dB of each head."""
-    return over_values(do.shape[3], lambda part: launch(Given(
-        saved.x[..., part], do[..., part], saved.C, initial=None if dfinal is None else dfinal[:, :, part],
-        reverse=True, steps=saved.steps, cu=saved.cu), 1.0))
+    def of_b(part):
+        last = None if dfinal is None else dfinal[:, :, part]
+        return Given(saved.x[..., part], do[..., part], saved.C, initial=last, reverse=True, steps=steps,
+                     cu=saved.cu), 1.0
+
+    of_x = Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
+                 x=saved.x if of_steps or needs.D else None, reverse=True, state_v_first=True, cu=saved.cu,
+                 steps=steps._replace(skip=saved.D, skip_gradient=needs.D)), 1.0
+    return over_values_together(
+        launch, do.shape[3], of_c if needs.C or of_steps else None, of_b if needs.B else None,
+        of_x if needs.x or needs.D or needs.initial or of_steps else None)
 
 
 def _of_steps(saved, of_c, of_x, at_end, of=None):
