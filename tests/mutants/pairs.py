@@ -1,4 +1,4 @@
-"""Faults in blocks of linear attention that have two heads, and in warps that make factors."""
+"""Faults in blocks of linear attention that have two heads, in warps that make factors, and in launches at a time."""
 from .mutant import family, pressed
 
 TESTS = "tests/gpu/linear_attention/"

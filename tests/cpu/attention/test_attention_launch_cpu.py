@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
 from tkq.attention import ops, varlen_ops
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import ops as backward_ops
@@ -155,3 +156,30 @@ def test_sequences_begin_with_0():
         lengths = Lengths(*given, None, None, 64, 64)
         with pytest.raises(ValueError, match=f"{name} begins with 10, allowed is 0"):
             backward_varlen_ops.attention_varlen_backward((q, q, q, q, q, torch.zeros(2, 64), None), None, lengths)
+
+
+def test_lengths_in_use_are_another_call():
+    x, cu, used = torch.zeros(256, 4, 64, dtype=BF16), torch.tensor([0, 256]).int(), torch.tensor([9]).int()
+    with fake_gpu.launches() as seen, torch.no_grad():
+        for more in ({}, {}, dict(seqused_k=used), dict(seqused_q=used)):
+            tkq.flash_attn_varlen(x, x, x, cu, cu, 256, 256, **more)
+    plain, again, keys, queries = [recipe for recipe, _ in seen]
+    assert plain == again and keys != plain and queries not in (plain, keys)
+    assert seen[2][1][1][3] is used and seen[3][1][1][2] is used
+
+
+def test_a_right_limit_of_more_queries_than_keys():
+    k = torch.zeros(1, 100, 4, 128, dtype=BF16)
+    for rows, right, limited in ((300, 150, True), (300, 299, False), (300, 298, True), (50, 60, False)):
+        q = torch.zeros(1, rows, 4, 128, dtype=BF16, requires_grad=True)
+        with fake_gpu.launches() as seen:
+            tkq.flash_attn(q, k, k, window_size=(None, right)).sum().backward()
+        assert [recipe.args[0].right for recipe, _ in seen] == [limited] * 2, (rows, right)
+
+
+def test_sinks_of_float32_stay_so_under_autocast():
+    x, sinks = torch.zeros(1, 256, 4, 64), torch.zeros(4)
+    with fake_gpu.launches() as seen, torch.no_grad(), torch.autocast("cpu", BF16):
+        tkq.flash_attn(x, x, x, sinks=sinks)
+        tkq.flash_attn(x, x, x, sinks=sinks.half())
+    assert [(r.args[0].dtype, r.args[0].sinks) for r, _ in seen] == [("bf16", "fp32"), ("bf16", "bf16")]

@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+from tkq.convolution import ops
 from tkq.convolution.launch import readable
 from tkq.convolution.states import add_final_gradient
 from tkq.reference import convolution as reference
@@ -37,3 +38,12 @@ def test_one_channel_of_any_stride():
     assert x.stride(2) == 3
     found = readable(x, False)
     assert found.stride() == (15, 3, 1) and found.data_ptr() == x.data_ptr() and torch.equal(found, x)
+
+
+def test_the_gradient_of_an_initial_state_alone():
+    """Of fewer tokens than a state has, the final one hands some of its own on."""
+    x, weight, state = torch.randn(1, 2, 8), torch.randn(8, 4), torch.randn(1, 8, 3)
+    dy, dfinal = torch.randn(1, 2, 8), torch.randn(1, 8, 3)
+    *_, found = ops._backward_cuda(dy, dfinal, x, weight, None, None, state, None, 0, 128, False, False, True)
+    *_, wanted = reference.causal_conv1d_backward(dy, dfinal, x, weight, None, None, state, None)
+    torch.testing.assert_close(found, wanted)

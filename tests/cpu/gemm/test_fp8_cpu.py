@@ -152,3 +152,12 @@ def test_compiles_and_traces():
     assert torch.equal(f(*args), tkq.fp8_gemm(*args))
     torch.library.opcheck(ops._op, (*args, None, None, torch.bfloat16, None, None),
                           test_utils=("test_faketensor",))
+
+
+def test_biases_that_are_refused():
+    a, b = torch.zeros(16, 32).to(E4M3), torch.zeros(16, 32).to(E4M3).t()
+    scales = torch.ones(16, 1), torch.ones(1, 16)
+    with pytest.raises(ValueError, match="bias"):
+        tkq.fp8_gemm(a, b, *scales, bias=torch.zeros(32)[::2])
+    with pytest.raises(NotImplementedError, match="fp8_gemm: bias requires a gradient"):
+        tkq.fp8_gemm(a, b, *scales, bias=torch.zeros(16, requires_grad=True))

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.process import fresh
 from tkq import reference
 from tkq.gemm.dense import ops
@@ -152,3 +153,12 @@ def test_fake_shapes(out_dtype):
         a, b = torch.empty(30, 64, dtype=torch.float16), torch.empty(64, 11, dtype=torch.float16)
         c = tkq.gemm(a, b, out_dtype=out_dtype)
     assert c.shape == (30, 11) and c.dtype == (out_dtype or torch.float16) and c.stride() == (11, 1)
+
+
+def test_another_address_of_b_is_another_call():
+    memory, a = torch.zeros(128 * 256 + 8, dtype=torch.bfloat16), torch.zeros(64, 128, dtype=torch.bfloat16)
+    b, odd = memory[:-8].view(128, 256), memory[1:-7].view(128, 256)
+    with fake_gpu.launches() as seen, torch.no_grad():
+        for x in (b, b, odd):
+            tkq.gemm(a, x)
+    assert seen[1][0] == seen[0][0] and any(recipe != seen[0][0] for recipe, _ in seen[2:])

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
+from tests.helpers.emulation import fake_gpu
 from tkq.gemm.dense import launch as call
 from tkq.gemm.dense import ops, realign_plan
 from tkq.gemm.dense.config import Config, can_hold_in_registers
@@ -327,3 +328,13 @@ def test_the_paths_of_a_call(monkeypatch):
     assert path(whole, b.expand(3, 128, 256)).size == (64, 256, 128, 3, "a") and by_tma(whole, b3) == (True, True)
     apart = torch.empty(3, 64 * 128 + 4, dtype=BF16)[:, :-4].view(3, 64, 128)
     assert by_tma(apart, b3) == (False, False)
+
+
+def test_out_over_b_in_a_call_like_those_before():
+    memory = torch.zeros(520 * 520 + 300 * 520, dtype=BF16)
+    a, b = torch.zeros(300, 520, dtype=BF16), memory[:520 * 520].view(520, 520).t()
+    with fake_gpu.launches(), torch.no_grad():
+        for _ in range(2):
+            tkq.gemm(a, b, out=memory[520 * 520:].view(300, 520))
+        with pytest.raises(ValueError, match="shares memory with b"):
+            tkq.gemm(a, b, out=memory[520 * 520 - 8:-8].view(300, 520))

@@ -142,3 +142,11 @@ def test_padding_and_copies_of_the_backward():
     column = torch.ones(16, 16).t()
     assert backward.ready(column) is column
     assert backward.ready(torch.ones(1, 1).expand(6, 16)).stride() == (16, 1)
+
+
+@pytest.mark.parametrize("name", ("geglu_tanh", "geglu", "geglu_tanh_interleaved"))
+def test_a_gate_is_the_same_where_a_gradient_is_recorded(name):
+    a, b = (torch.randn(n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (32, 48))
+    want = tkq.gemm(a, b.t(), activation=name, out_dtype=torch.float32)
+    found = tkq.gemm(a.clone().requires_grad_(), b.t(), activation=name, out_dtype=torch.float32)
+    torch.testing.assert_close(found.detach(), want, rtol=1e-6, atol=1e-5)

@@ -202,3 +202,9 @@ def test_plans_fit(spec):
 def test_names_are_unique():
     names = [kernel.name for kernel in shipped()]
     assert len(set(names)) == len(names)
+
+
+def test_gradients_of_groups_whose_offsets_fall():
+    a, b = torch.randn(16, 32).bfloat16().requires_grad_(), torch.randn(2, 32, 16).bfloat16()
+    tkq.grouped_gemm(a, b, torch.tensor([12, 4]).int())[:12].float().sum().backward()
+    assert a.grad[:12].any(1).all() and not a.grad[12:].any()

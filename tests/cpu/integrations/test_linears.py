@@ -164,3 +164,28 @@ def test_what_is_not_plain_is_called(kind, change, where):
     residual = torch.randn(16, 64).bfloat16()
     found, wanted = linears.added(layers[where], x, residual), residual + layers[where](x)
     assert (found - wanted).norm() <= 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", (tkq.nn.Linear, torch.nn.Linear))
+def test_layers_with_a_bias_keep_it(kind):
+    x = torch.randn(4, 16).bfloat16().requires_grad_()
+    layers = [kind(16, 8, bias=bias, dtype=torch.bfloat16) for bias in (True, False)]
+    for layer, y in zip(layers, linears.together(x, *layers)):
+        assert torch.equal(y, layer(x))
+
+
+@pytest.mark.parametrize("register", ("register_full_backward_pre_hook", "register_full_backward_hook",
+                                      "register_forward_pre_hook", "register_forward_hook"))
+def test_layers_with_hooks_have_them_called(register):
+    x, seen = torch.randn(4, 16).bfloat16().requires_grad_(), []
+    layers = [tkq.nn.Linear(16, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
+    getattr(layers[1], register)(lambda *given: seen.append(register))
+    sum(y.sum() for y in linears.together(x, *layers)).backward()
+    assert seen == [register]
+
+
+def test_a_residual_of_another_type_is_added_behind():
+    layer, x = tkq.nn.Linear(16, 8, bias=False, dtype=torch.bfloat16), torch.randn(4, 16).bfloat16()
+    residual = torch.randn(4, 8)
+    y = linears.added(layer, x, residual)
+    assert y.dtype == torch.float32 and torch.equal(y, residual + layer(x))

@@ -147,3 +147,9 @@ def test_the_entry_point():
     if not found:
         pytest.skip("tkq was installed before it had the entry point, or is not installed")
     assert found[0].load() is plugin.register
+
+
+def test_plans_of_other_numbers_of_queries_lie_elsewhere(backend):
+    made, lengths = builder(backend, drafts=3), torch.tensor([5, 9]).int()
+    one, four, again = (made._plan(lengths, n, (None, None)) for n in (1, 4, 1))
+    assert one is again and one is not four and one.data_ptr() != four.data_ptr()

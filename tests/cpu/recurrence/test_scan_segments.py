@@ -58,3 +58,11 @@ def test_how_many():
     lines = ScanSpec("fp32", layout="time")
     assert [segments_of(lines, n, 65536, 132) for n in (8, 65, 66)] == [16, 2, 1]
     assert segments_of(lines, 8, 32768, 132) == 1
+
+
+def test_lines_of_sequences_at_other_distances_are_not_merged():
+    a, b = torch.zeros(2, 8, 64).mT, torch.zeros(2, 9, 64)[:, :8].mT
+    (one, other), *_ = launch._merged((a, a), (None,) * 3, [None] * 3)
+    assert one.shape == other.shape == (1, 64, 16)
+    for read in ((a, b), (b, a)):
+        assert launch._merged(read, (None,) * 3, [None] * 3)[0] is read

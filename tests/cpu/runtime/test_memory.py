@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tkq
+from tkq.runtime.call import memory
 from tkq.runtime.call.memory import shared
 
 BF16, F8, I32 = torch.bfloat16, torch.float8_e4m3fn, torch.int32
@@ -172,3 +173,8 @@ def test_what_may_lie_side_by_side():
     for caches in (pages.unbind(1), columns.split(64, -1)):
         tkq.kv_append(k, v, *caches, slots)
         assert all(torch.equal(cache.flatten(0, 1)[slots], x) for cache, x in zip(caches, (k, v), strict=True))
+
+
+def test_one_address_and_other_strides_are_no_same_place():
+    x = torch.zeros(8, 8)
+    assert memory.same_place(x, x.view(8, 8)) and not memory.same_place(x, x.t())

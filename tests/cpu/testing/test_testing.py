@@ -1,4 +1,6 @@
 """tkq.testing as a user has it: the rule of numerics says yes and no where it should, and so does assert_sass."""
+import math
+
 import pytest
 import torch
 
@@ -173,3 +175,21 @@ def test_a_rule_that_could_not_fail_is_refused(given, error, words):
 def test_prefixes_that_are_no_tuple_are_refused():
     with pytest.raises(TypeError, match="absent: got 'LDG', expected a tuple"):
         Expectation(absent="LDG")
+
+
+@pytest.mark.parametrize("lost", (math.inf, -math.inf, math.nan))
+def test_a_peer_that_overflows_allows_no_more(lost):
+    truth = torch.linspace(1, 2, 4096, dtype=torch.float64).view(64, 64)
+    peer = truth.half()
+    peer[5, 5] = lost
+    assert_2x(truth.half(), truth, peer)
+    with pytest.raises(AssertionError, match="error"):
+        assert_2x((truth + 0.5).half(), truth, peer)
+
+
+def test_units_that_a_bias_may_have():
+    truth = torch.full((64, 64), 1.0, dtype=torch.float64)
+    ours = truth.float() + 2**-23
+    assert_2x(ours, truth, truth.float(), ulps=4.0, bias_ulps=1.0)
+    with pytest.raises(AssertionError, match="mean signed error"):
+        assert_2x(ours + 2**-23, truth, truth.float(), ulps=4.0, bias_ulps=1.0)

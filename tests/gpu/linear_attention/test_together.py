@@ -6,7 +6,7 @@ import tkq
 from tkq.linear_attention.split import together
 
 BF16 = torch.bfloat16
-LONG = 40_000_000  # clocks: 20 ms
+LONG = 300_000_000  # clocks: 150 ms
 
 
 def linear(S=1500, H=3):

@@ -266,3 +266,11 @@ def test_sinks_that_need_no_gradient():
     sinks = torch.randn(4, requires_grad=True)
     tkq.flash_attn(q.detach(), k.detach(), v.detach(), sinks=sinks).float().sum().backward()
     assert q.grad is not None and sinks.grad is not None
+
+
+def test_a_sink_of_minus_infinity_and_rows_that_see_no_key():
+    q, k, v = (torch.randn(1, n, 2, 16).bfloat16() for n in (5, 3, 3))
+    sinks = torch.tensor([-math.inf, 0.5], requires_grad=True)
+    o, lse = tkq.flash_attn(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    dsinks, = torch.autograd.grad(o.float().sum() + lse[:, :, 2:].sum(), sinks)
+    assert dsinks[0] == 0 and dsinks.isfinite().all()

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.decode import KvAppendOnCpu, ListerOnCpu, MergeStateOnCpu, function, walk_function
-from tkq.attention.decode import words
+from tkq.attention.decode import launch, words
+from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.plan import SHARED, padded, plan
 from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
@@ -350,3 +352,28 @@ def test_more_rows_than_threads_can_be_counted():
     o, lse = of(1, 65536, 32768, 8), of(1, 32768, 65536, dtype=torch.float32)
     with pytest.raises(NotImplementedError, match="merge_state: o_a has 17179869184 elements, .*fewer than 2.34"):
         tkq.merge_state(o, lse, o, lse)
+
+
+def test_parts_of_a_fixed_split_with_a_window():
+    """Its first key may lie within a split."""
+    q, cache = torch.zeros(2, 1, 4, 128, dtype=BF16), torch.zeros(2, 4096, 4, 128, dtype=BF16)
+    slots = []
+    for window in ((None, None), (4000, None)):
+        with fake_gpu.launches() as seen, torch.no_grad():
+            tkq.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=torch.tensor([4096, 9]).int(),
+                                        window_size=window, batch_invariant=True)
+        slots.append(next(len(x) for x in seen[-1][1][1]
+                          if torch.is_tensor(x) and x.dtype == torch.float32 and x.dim() == 3))
+    assert slots == [2 * 4 * 4, 2 * 4 * 5]
+
+
+def test_which_masks_a_kernel_knows():
+    q, cache = torch.zeros(1, 4, 2, 64, dtype=BF16), torch.zeros(1, 128, 2, 64, dtype=BF16)
+    call = Call(q, cache, cache, torch.tensor([9]).int())
+
+    def edges(call, **options):
+        return launch.spec_of(call, Options(**options)).edges
+
+    assert edges(call) and edges(call, causal=False, right=0) and edges(call, causal=False, left=0)
+    assert not edges(call, causal=False)
+    assert not edges(call._replace(q=q[:, :1])) and not edges(call._replace(q=q[:, :1]), causal=False, right=0)

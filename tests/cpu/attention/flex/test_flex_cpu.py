@@ -300,3 +300,13 @@ def test_operations_with_several_results_are_refused_by_name(name, score_mod):
     q = torch.randn(1, 1, 8, 16).half()
     with pytest.raises(NotImplementedError, match=f"score_mod: aten.{name}, which has several results"):
         tkq.flex_attention(q, q, q, score_mod=score_mod)
+
+
+def test_a_block_mask_whose_lists_are_others():
+    q = torch.randn(1, 1, 256, 64).bfloat16()
+    mask, other = (create_block_mask(lambda b, h, i, j, n=n: j < n, 1, 1, 256, 256, device="cpu") for n in (128, 256))
+    tkq.flex_attention(q, q, q, block_mask=mask)
+    for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+                 "full_q_num_blocks", "full_q_indices", "mask_mod"):
+        setattr(mask, name, getattr(other, name))
+    assert torch.equal(tkq.flex_attention(q, q, q, block_mask=mask), tkq.flex_attention(q, q, q, block_mask=other))
