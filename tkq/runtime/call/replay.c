@@ -108,35 +108,6 @@ static int first_of(Object *const *given, int i) {
     return first;
 }
 
-/* Behind a tensor's last element; where it begins of one without elements. */
-static const char *end_of(const DLTensor *t) {
-    int64_t last = 0;
-    for (int d = 0; d < t->ndim; ++d) {
-        if (t->shape[d] == 0) return t->data;
-        last += (t->shape[d] - 1) * t->strides[d];
-    }
-    return (const char *)t->data + (last + 1) * ((t->dtype.bits * t->dtype.lanes + 7) / 8);
-}
-
-/* Which tensors lie between each other, or share memory. 0 for more than there is room for. */
-static int find_meetings(Call *call) {
-    const char *end[GIVENS];
-    int places[GIVENS], tensors = 0;
-    call->meetings = 0;
-    for (int i = 0; i < call->count; ++i) {
-        if (!(call->tensors >> i & 1) || call->same[i] != i) continue;
-        end[tensors] = end_of(&call->tensor[i]);
-        for (int j = 0; j < tensors; ++j) {
-            const DLTensor *one = &call->tensor[places[j]], *other = &call->tensor[i];
-            if ((const char *)one->data >= end[tensors] || (const char *)other->data >= end[j]) continue;
-            if (call->meetings == MEETINGS) return 0;
-            call->meeting[call->meetings++] = (Meeting){(int16_t)places[j], (int16_t)i};
-        }
-        places[tensors++] = i;
-    }
-    return 1;
-}
-
 int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call) {
     long long grad;
     uint64_t hash = 0;
@@ -217,21 +188,6 @@ static int same_other(Object *known, Object *given) {
     Py_DecRef(other);
     if (found < 0) PyErr_Clear();
     return found > 0;
-}
-
-/* How far a tensor's first element is behind another's. */
-static Size apart(const void *one, const void *other) { return (Size)((uintptr_t)one - (uintptr_t)other); }
-
-/* Do they lie between each other, or share memory, as the record's did? */
-static int same_meetings(const Record *record, const Call *call) {
-    if (record->meetings != call->meetings) return 0;
-    for (int i = 0; i < call->meetings; ++i) {
-        int one = call->meeting[i].one, other = call->meeting[i].other;
-        if (apart(call->tensor[one].data, call->tensor[other].data) !=
-            apart(record->given[one].first, record->given[other].first))
-            return 0;
-    }
-    return 1;
 }
 
 static int fits(const CallCache *cache, const Record *record, const Call *call, Object *const *given) {

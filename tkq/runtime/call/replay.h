@@ -146,6 +146,10 @@ typedef struct {
 
 /* What the call is; 0 where it is none that can be remembered. recorded: a gradient may be. */
 int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call);
+/* Which tensors lie between each other, or share memory. 0 for more than there is room for. */
+int find_meetings(Call *call);
+/* Do they as the record's did? */
+int same_meetings(const Record *record, const Call *call);
 /* What is known of it, or NULL. */
 Record *find(CallCache *cache, const Call *call, Object *const *given);
 /* A user of the record less; NULL too. */
