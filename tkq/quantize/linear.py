@@ -185,8 +185,5 @@ def _gradients(dy, weight, x, recipe, dtypes):
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
     if both:
-        q, scale, *transposed = quantize_padded(x, recipe.granularity, dtype, _UNIT)
-    else:
-        q, scale, *transposed = quantize_fp8(x, recipe.granularity, dtype)
-    # not y, afterwards: a view could not be written in place
-    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *transposed
+        return quantize_padded(x, recipe.granularity, dtype, _UNIT)
+    return quantize_fp8(x, recipe.granularity, dtype)

@@ -90,10 +90,13 @@ def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
     if sinks is not None:
         check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
-    of = Planned.of(call, options)
-    tasks(op, of.batch(B), of)
-    if plan is not None:
-        check.shape(f"{op}: plan", plan, (of.words(B),))
+    # so few that no kernel makes too many tasks of them: which kernel takes ragged queries, an order between their
+    # number and the sequences', is then no question
+    if cu is None or plan is not None or 2 * H * (places[0] + B) > MOST_TASKS:
+        of = Planned.of(call, options)
+        tasks(op, of.batch(B), of)
+        if plan is not None:
+            check.shape(f"{op}: plan", plan, (of.words(B),))
     if out is not None:
         _written(op, out, (*places, H, v.shape[3]), q.dtype)
 
@@ -111,7 +114,7 @@ def _scales(op, call, float8):
     for name, x in given.items():
         if x is None:
             raise ValueError(f"{op}: {name} is None; k_descale and v_descale go together")
-        if tuple(x.shape) not in allowed:
+        if not any(check.fits(x, shape) for shape in allowed):
             raise ValueError(f"{op}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
                              "heads, of sequences and heads, of the cache's slots and heads")
     if call.k_descale.dim() != call.v_descale.dim():
