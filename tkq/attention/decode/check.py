@@ -61,7 +61,7 @@ def check_call(call: Call, out=None, options=None) -> None:
 
 def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
     """Of tensors of the types that they may have. op: whose call it is. options: as `check_call` has them."""
-    q, k, v, seqlens, table, sinks, plan = call[:7]
+    q, k, v, seqlens, table, sinks = call[:6]
     cu = call.cu_seqlens_q
     for name, x in (("k_cache", k), ("v_cache", v)):
         check.rank(f"{op}: {name}", x, 4)
@@ -90,15 +90,21 @@ def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
     if sinks is not None:
         check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
-    # so few that no kernel makes too many tasks of them: which kernel takes ragged queries, an order between their
-    # number and the sequences', is then no question
-    if cu is None or plan is not None or 2 * H * (places[0] + B) > MOST_TASKS:
-        of = Planned.of(call, options)
-        tasks(op, of.batch(B), of)
-        if plan is not None:
-            check.shape(f"{op}: plan", plan, (of.words(B),))
+    _planned(op, call, options, B)
     if out is not None:
         _written(op, out, (*places, H, v.shape[3]), q.dtype)
+
+
+def _planned(op, call, options, batch):
+    """Of ragged queries it depends on an order between their number and the sequences', which kernel takes them: that
+    is asked for a plan alone, and where some kernel would make too many tasks of them."""
+    q, ragged = call.q, call.cu_seqlens_q is not None
+    if ragged and call.plan is None and 2 * q.shape[-2] * (q.shape[0] + batch) <= MOST_TASKS:
+        return
+    of = Planned.of(call, options)
+    tasks(op, of.batch(batch), of)
+    if call.plan is not None:
+        check.shape(f"{op}: plan", call.plan, (of.words(batch),))
 
 
 def _scales(op, call, float8):

@@ -13,7 +13,6 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float16, Float32, Int32, Int64, const_expr
-from cutlass._mlir import ir
 
 from ... import tile as tk
 from ...pointwise import activations
@@ -88,7 +87,7 @@ def _own(name: str):
 
     def number(*given):
         found = function(*given)
-        if not isinstance(found, (numbers.Real, cutlass.Numeric, ir.Value)):
+        if not (isinstance(found, numbers.Real) or hasattr(found, "ir_value")):  # as the DSL's numbers have
             raise TypeError(f"gemm: activation: {name} gave {found!r}, a {type(found).__name__}; allowed is a number")
         return found
 

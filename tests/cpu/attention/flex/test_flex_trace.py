@@ -227,7 +227,9 @@ def test_wrong_arguments_are_named(name, function, taken):
 
 
 def test_arguments_beside_those_that_are_given():
-    assert trace("score_mod", lambda *given: given[0] + given[4]) == trace("score_mod", lambda s, b, h, q, kv, n=0: s + kv)
+    wanted = trace("score_mod", lambda s, b, h, q, kv: s + kv)
+    assert trace("score_mod", lambda *given: given[0] + given[4]) == wanted
+    assert trace("score_mod", lambda s, b, h, q, kv, more=0: s + kv) == wanted
 
 
 def test_wrong_results():
