@@ -2,9 +2,10 @@
 
 RMSNorm, LayerNorm, Softmax, LogSoftmax, CrossEntropyLoss and Linear are subclasses of torch's, so `isinstance`,
 `reset_parameters`, `state_dict` and pickles are theirs, and they take what torch's take but for this: float64, class
-probabilities and uint8 for targets, no columns at all, and softmax of a single number, are refused by name. Where the
-last dimension is not contiguous, they copy, which the functions leave to the caller. Linear takes 16 bits and
-in_features of a multiple of 8; Softmax wants its dim.
+probabilities and uint8 for targets, no columns at all, and softmax of a single number, are refused by name. Inputs and
+a loss's weights of classes are copied where their last dimension is not contiguous, which the functions leave to the
+caller; parameters, which the modules themselves make contiguous, are not. Linear takes 16 bits and in_features of a
+multiple of 8; Softmax wants its dim.
 
 Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. The others keep their input's type
 (losses are float32), where torch's norms and softmax give float32: the kernels compute in float32 all the same.
@@ -15,7 +16,6 @@ GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 
 projections. ShortConvolution is the convolution of a few taps that they begin with, HyenaFilterConv one as long as the
 sequence, of a filter that a small network makes.
 """
-import dataclasses as _dataclasses
 import importlib as _importlib
 from typing import Optional
 
@@ -33,22 +33,22 @@ __all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDel
            "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
-_loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
+_loss = arguments.checker("cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss", "softcap",
+                          "inplace_backward", called="CrossEntropyLoss")
 _linear_loss = arguments.checker("linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss",
                                  "softcap", called="LinearCrossEntropyLoss")
-_scale = {name: arguments.checker("softmax", "scale", called=name) for name in ("Softmax", "LogSoftmax")}
+_softmax = {name: arguments.checker("softmax", "dim", "scale", called=name) for name in ("Softmax", "LogSoftmax")}
+_eps = {name: arguments.checker(name.lower(), "eps", called=name) for name in ("RMSNorm", "LayerNorm")}
 _layout = arguments.checker("swiglu", "layout", called="SwiGLU")
 _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
-_interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
-_seqlen, _dim, _base = arguments.table("rope_cos_sin")[:3]
-_tables = arguments.checker_of("RotaryEmbedding", _dim, _dataclasses.replace(_seqlen, name="max_seqlen"), _base)
 
 
 # with their first use: they bring kernels of their own
 _LATER = {"Fp8Linear": "quantize.linear", "GatedDeltaNet": "linear_attention.layers",
           "KimiDeltaAttention": "linear_attention.kimi_layer", "Mamba2": "linear_attention.mamba2_layer",
           "HedgehogAttention": "linear_attention.hedgehog.layers", "BasedAttention": "linear_attention.based.layer",
-          "ShortConvolution": "linear_attention.short_convolution", "HyenaFilterConv": "convolution.fft.layer"}
+          "ShortConvolution": "linear_attention.short_convolution", "HyenaFilterConv": "convolution.fft.layer",
+          "RotaryEmbedding": "pointwise.rotary_embedding"}
 
 
 def __getattr__(name):
@@ -66,6 +66,11 @@ class RMSNorm(nn.RMSNorm):
 
     eps: None is the smallest float32 above 1, less 1, as in torch (which computes 16-bit types in float32)."""
 
+    def __init__(self, normalized_shape, eps: Optional[float] = None, elementwise_affine: bool = True, device=None,
+                 dtype=None):
+        eps = None if eps is None else _eps["RMSNorm"](eps)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
         if len(self.normalized_shape) == 1:
@@ -78,6 +83,10 @@ class RMSNorm(nn.RMSNorm):
 class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm` on `tkq.layernorm`. normalized_shape: the last dimensions, all of them together normalised.
     """
+
+    def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True,
+                 device=None, dtype=None):
+        super().__init__(normalized_shape, _eps["LayerNorm"](eps), elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         if len(self.normalized_shape) == 1:
@@ -151,6 +160,11 @@ def _contiguous(x):
     return x if x.stride()[-1] == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _of_classes(weight):
+    """A loss's weights of classes, None or as functions want them."""
+    return weight if weight is None or not weight.dim() else _contiguous(weight)
+
+
 def _gemm_layout(x):
     """x where gemm takes it: its last dimension is contiguous or, of a matrix, either; else a copy."""
     return x if x.stride()[-1:] == (1,) or (x.dim() == 2 and x.stride(0) == 1) else x.contiguous()
@@ -178,7 +192,10 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
                  reduction: str = "mean", label_smoothing: float = 0.0, *, z_loss: float = 0.0,
                  softcap: Optional[float] = None, inplace_backward: bool = False):
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-        self.z_loss, self.softcap, self.inplace_backward = _loss(z_loss, softcap, inplace_backward)
+        _, _, _, self.z_loss, self.softcap, self.inplace_backward = _loss(
+            self.ignore_index, self.reduction, self.label_smoothing, z_loss, softcap, inplace_backward)
+        if weight is not None:
+            check.rank("CrossEntropyLoss: weight", weight, 1)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """input: logits (C,), (N, C) or (N, C, d1, ...), as torch has them; the last is copied, its classes brought
@@ -191,7 +208,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
             raise NotImplementedError("CrossEntropyLoss: target: got probabilities of classes, allowed are indices")
         if input.dim():
             input = input.movedim(1, -1).contiguous() if input.dim() > 2 else _contiguous(input)
-        return cross_entropy(input, target, weight=self.weight, ignore_index=self.ignore_index,
+        return cross_entropy(input, target, weight=_of_classes(self.weight), ignore_index=self.ignore_index,
                              reduction=self.reduction, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
                              softcap=self.softcap, inplace_backward=self.inplace_backward)
 
@@ -212,9 +229,17 @@ class LinearCrossEntropyLoss(nn.Module):
     def __init__(self, in_features: int, num_classes: int, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
                  reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
                  softcap: Optional[float] = None, device=None, dtype=torch.bfloat16):
+        from .losses.spec import MAX_V
+
         super().__init__()
         check.size("LinearCrossEntropyLoss: in_features", in_features, 8)
         check.size("LinearCrossEntropyLoss: num_classes", num_classes)
+        if num_classes > MAX_V:
+            raise NotImplementedError(f"LinearCrossEntropyLoss: num_classes is {num_classes}, supported are up to "
+                                      f"{MAX_V}")
+        if weight is not None:
+            check.tensor("LinearCrossEntropyLoss: weight", weight)
+            check.shape("LinearCrossEntropyLoss: weight", weight, (num_classes,))
         ignore_index, reduction, label_smoothing, z_loss, softcap = _linear_loss(ignore_index, reduction,
                                                                                  label_smoothing, z_loss, softcap)
         self.linear = nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)
@@ -228,7 +253,8 @@ class LinearCrossEntropyLoss(nn.Module):
 
         check.tensor("input", input)
         input = _contiguous(input) if input.dim() else input
-        return linear_cross_entropy(input, self.linear.weight, target, class_weight=self.weight, **self.options)
+        return linear_cross_entropy(input, self.linear.weight, target, class_weight=_of_classes(self.weight),
+                                    **self.options)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -240,9 +266,9 @@ class Softmax(nn.Softmax):
     scale: multiplies the input before."""
 
     def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
-        _check_dim("Softmax", dim)
+        dim, scale = _given("Softmax", dim, scale)
         super().__init__(dim)
-        self.scale = _scale["Softmax"](scale)
+        self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import softmax
@@ -258,9 +284,9 @@ class LogSoftmax(nn.LogSoftmax):
     """`torch.nn.LogSoftmax` on `tkq.log_softmax`. Otherwise as `Softmax`."""
 
     def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
-        _check_dim("LogSoftmax", dim)
+        dim, scale = _given("LogSoftmax", dim, scale)
         super().__init__(dim)
-        self.scale = _scale["LogSoftmax"](scale)
+        self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import log_softmax
@@ -272,9 +298,10 @@ class LogSoftmax(nn.LogSoftmax):
         return _with_scale(self, super().extra_repr())
 
 
-def _check_dim(name, dim):
+def _given(name, dim, scale):
     if dim is None:
         raise NotImplementedError(f"{name}: dim: got None, allowed is a dimension by its number")
+    return _softmax[name](dim, scale)
 
 
 def _with_scale(module, text):
@@ -314,54 +341,14 @@ class GEGLU(SwiGLU):
         return f"approximate={self.approximate!r}, {super().extra_repr()}"
 
 
-class RotaryEmbedding(nn.Module):
-    """Rotates queries and keys by their positions, on `tkq.rope_qk`.
-
-    dim: columns of a head that rotate. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
-    and `rope_qk`. The tables, buffers `cos` and `sin`, are the module's own: no part of the state dict, float32, and of
-    the same values when the module is moved or cast. A model whose layers rotate alike needs one module for all.
-    """
-
-    def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
-        super().__init__()
-        dim, max_seqlen, base = _tables(dim, max_seqlen, base)
-        self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, _interleaved(interleaved)
-        self._make(torch.get_default_device() if device is None else device)
-
-    def reset_parameters(self) -> None:
-        """Make the tables anew where they are, as FSDP asks of modules that come from the meta device."""
-        self._make(self.cos.device)
-
-    def _make(self, device):
-        from .pointwise.rope_tables import rope_cos_sin
-
-        for name, table in zip(("cos", "sin"), rope_cos_sin(self.max_seqlen, self.dim, self.base, device=device)):
-            self.register_buffer(name, table, persistent=False)
-
-    def _apply(self, fn, recurse=True):
-        before = self.cos, self.sin
-        super()._apply(fn, recurse)
-        if before[0].is_meta:
-            self._make(self.cos.device)
-        else:  # those from before: a cast would leave angles of 8 bits, and to_empty none
-            self.cos, self.sin = (t.to(moved.device) for t, moved in zip(before, (self.cos, self.sin)))
-        return self
-
-    def forward(self, q: Tensor, k: Tensor, *, seqlen_offsets=0, position_ids: Optional[Tensor] = None,
-                cu_seqlens: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
-        """q, k: (B, S, H, D) and (B, S, Hk, D), or of packed sequences, as `tkq.rope_qk` has them."""
-        from .pointwise.rope_ops import rope_qk
-
-        return rope_qk(q, k, self.cos, self.sin, interleaved=self.interleaved, seqlen_offsets=seqlen_offsets,
-                       position_ids=position_ids, cu_seqlens=cu_seqlens)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, max_seqlen={self.max_seqlen}, base={self.base}, interleaved={self.interleaved}"
-
-
 class Linear(nn.Linear):
     """`torch.nn.Linear` on `tkq.gemm`, forward and backward: bfloat16 and float16, in_features a multiple of 8. Under
     autocast the input and the weight are cast as torch casts them."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
+        if isinstance(in_features, int) and in_features % 8:
+            raise ValueError(f"Linear: in_features is {in_features}, allowed are multiples of 8")
+        super().__init__(in_features, out_features, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., in_features). Returns (..., out_features)."""

@@ -13,6 +13,7 @@ from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+WIDE = torch.bfloat16, torch.float16, torch.float32
 WEIGHTS = {"row": "row", "1x128": "128x128", "tensor": "tensor"}  # the weight's granularity, by that of x and dy
 LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
@@ -64,6 +65,7 @@ class Fp8Linear(nn.Linear):
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
+        _check_weight(self.weight)
         self.recipe = Recipe(granularity, gradient, keep_weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,6 +99,9 @@ def together(x: Tensor, layers) -> list[Tensor]:
         with torch.no_grad():
             ys = _products(rows, layers)
     else:
+        for layer in layers:
+            _check_weight(layer.weight)
+            check.refuse_tangent("Fp8Linear", x=x, weight=layer.weight, bias=layer.bias)
         parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
         try:
             ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
@@ -104,6 +109,12 @@ def together(x: Tensor, layers) -> list[Tensor]:
             ops.refuse_functorch("Fp8Linear", error)
             raise
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys[:len(layers)]]
+
+
+def _check_weight(weight):
+    """What the quantiser would call x."""
+    if weight.dtype not in WIDE:
+        check.dtype("Fp8Linear: weight", weight, ("bf16", "fp16", "fp32"))
 
 
 def _products(x, layers):
@@ -185,8 +196,5 @@ def _gradients(dy, weight, x, recipe, dtypes):
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
     if both:
-        q, scale, *transposed = quantize_padded(x, recipe.granularity, dtype, _UNIT)
-    else:
-        q, scale, *transposed = quantize_fp8(x, recipe.granularity, dtype)
-    # not y, afterwards: a view could not be written in place
-    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *transposed
+        return quantize_padded(x, recipe.granularity, dtype, _UNIT)
+    return quantize_fp8(x, recipe.granularity, dtype)

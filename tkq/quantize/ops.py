@@ -96,10 +96,11 @@ def _transposed(granularity, scale, scale_t):
 
 
 def quantize_padded(x: Tensor, granularity: str, dtype: torch.dtype, unit: int) -> tuple:
-    """`quantize_fp8` with the transpose, of x with rows of zeros added to a multiple of ``unit``: for products that sum
-    over rows. What is traced adds them in the op, when it runs: one graph for any number of rows."""
+    """`quantize_fp8` with the transpose, which has columns of zeros added to a multiple of ``unit``: for products that
+    sum over rows. What is traced adds them to x, and cuts them off q and scale, in the op, when it runs: one graph for
+    any number of rows."""
     if ops.direct(x):
-        return quantize_fp8(_padded(x, unit), granularity, dtype, transpose=True)
+        return _cut(quantize_fp8(_padded(x, unit), granularity, dtype, transpose=True), granularity, x.shape[0])
     check.refuse_gradient("quantize_fp8", x=x)
     _check(x, granularity, dtype, True)
     q, scale, qt, scale_t = _op(x, granularity, dtype, True, unit)
@@ -109,6 +110,16 @@ def quantize_padded(x: Tensor, granularity: str, dtype: torch.dtype, unit: int) 
 def _padded(x, unit):
     missing = -x.shape[0] % unit if unit > 1 else 0
     return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+def _cut(found, granularity, m):
+    """(q, scale, ...) of padded rows -> of the first m. The scales of all, or of 128 rows, are those of zeros too."""
+    q, scale, *transposed = found
+    if q.shape[0] == m:
+        return found
+    if granularity != "tensor":
+        scale = scale[:m if granularity in OWN_SCALES else -(-m // EDGE)]
+    return q[:m], scale, *transposed
 
 
 def _check(x, granularity, dtype, transpose):
@@ -122,10 +133,10 @@ def _check(x, granularity, dtype, transpose):
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = _padded(x, unit)
+    m, x = x.shape[0], _padded(x, unit)
     found = (_call_cache[has_workspace(granularity, transpose)].take(x, granularity, dtype, transpose)
              or _launched(x, *_options(granularity, dtype), transpose))
-    return tuple(x.new_empty(0) if t is None else t for t in found[:4])
+    return tuple(x.new_empty(0) if t is None else t for t in _cut(found[:4], granularity, m))
 
 
 def _launched(x, granularity, dtype, transpose):
@@ -225,16 +236,19 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
 
 
 def _op_cpu(x, granularity, dtype, transpose, unit):
-    return _cpu(_padded(x, unit), granularity, dtype, transpose)
+    return _cut(_cpu(_padded(x, unit), granularity, dtype, transpose), granularity, x.shape[0])
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (m, n), (granularity, dtype) = x.shape, _options(granularity, dtype)
-    m = -(-m // unit) * unit if unit > 1 else m
-    return (x.new_empty((m, n), dtype=dtype), _scale_buffer(granularity, m, n, x.device),
-            x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
-            _scale_buffer(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
+    padded = -(-m // unit) * unit if unit > 1 else m
+    strides = _scales(granularity, padded, n)[1]  # of what `_cut` leaves
+    scale = torch.empty_strided(_scales(granularity, m, n)[0], strides, dtype=torch.float32, device=x.device)
+    own = transpose and granularity in OWN_SCALES
+    return (x.new_empty((m, n), dtype=dtype), scale,
+            x.new_empty((n, padded), dtype=dtype) if transpose else x.new_empty(0),
+            _scale_buffer(granularity, n, padded, x.device) if own else x.new_empty(0))
 
 
 _op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_op_cpu, fake=_fake)

@@ -158,6 +158,8 @@ def _folder(text) -> pathlib.Path:
 
 
 def _selected(chosen):
+    if chosen.list and (unused := _unused(chosen)):
+        raise ValueError(f"--list prints names and makes nothing: leave it out, or leave out {' and '.join(unused)}")
     if chosen.report and (chosen.bundle or chosen.wheel):
         raise ValueError("--report is of the cache's kernels: leave it out, or leave out --bundle and --wheel")
     if chosen.output and (chosen.bundle or chosen.wheel):
@@ -176,6 +178,12 @@ def _selected(chosen):
         return catalog.of_ops(_named(chosen), chosen.ops)
     except ValueError as error:
         raise _where_a_comma_was_meant(chosen) or error from None
+
+
+def _unused(chosen):
+    """What nothing is done with where names are printed."""
+    return [f"--{name}" for name in ("report", "output", "bundle", "wheel") if getattr(chosen, name)] \
+        + ["--jobs"] * (chosen.jobs > 1)
 
 
 def _named(chosen):

@@ -112,7 +112,10 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
     if not of:
         raise ValueError("prefetch: of: no model is named; allowed are models' names and configurations")
-    known = [models.found(one) for one in of]
+    try:
+        known = [models.found(one) for one in of]
+    except ValueError as error:
+        raise ValueError(f"prefetch: of: {error}") from None
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
     process = subprocess.Popen(
         child.command("tkq.warmup.prefetch"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,4 +1,5 @@
 """The GEMM's activations as the device computes them, in fp32 here with exact exp2 and reciprocal, beside float64."""
+import inspect
 import types
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
 
 from bench.tune import gemm_activations as others
 from tkq.gemm.epilogue import registers as ep
-from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
+from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue, name_of
 from tkq.gemm.fp8 import epilogue
 from tkq.gemm.fp8.config import few_special_functions
 from tkq.gemm.fp8.plan import BLOCKS, PROMOTED
@@ -22,6 +23,31 @@ IN_8_BITS = {"gelu": ep.gelu_in_8_bits, "gelu_tanh": ep.gelu_tanh_in_8_bits, "si
 INF, NAN = float("inf"), float("nan")
 SPECIAL = {0.0: 0.0, 1e-30: 5e-31, 1e4: 1e4, 1e30: 1e30, 3e38: 3e38, INF: INF, NAN: NAN, -1e4: 0.0, -3e38: 0.0,
            -INF: NAN}
+
+
+def nothing(x):
+    return None
+
+
+def twice(x, row, column):
+    return x, x
+
+
+def constant(x):
+    return 1.0
+
+
+@pytest.mark.parametrize("function, words", [(nothing, "nothing gave None, a NoneType"),
+                                             (twice, r"twice gave \(1.0, 1.0\), a tuple")])
+def test_a_function_that_gives_no_number_is_named(function, words):
+    """While its kernel is compiled, before the DSL makes a number of what it gave."""
+    given = len(inspect.signature(function).parameters)
+    with pytest.raises(TypeError, match=f"gemm: activation: .*:{words}; allowed is a number"):
+        ep.function(Epilogue(name_of(function)), Float32)(*[1.0] * given)
+
+
+def test_a_function_may_give_a_number_of_python():
+    assert ep.function(Epilogue(name_of(constant)), Float32)(2.0) == 1.0
 
 
 @pytest.fixture(autouse=True)

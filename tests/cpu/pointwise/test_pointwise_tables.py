@@ -120,7 +120,8 @@ def test_tables_of_what_is_no_number_or_type(says, given, monkeypatch):
 
 @pytest.mark.parametrize("given, error, words", [
     ((16, -7), ValueError, "max_seqlen: got -7"), (("x", 7), TypeError, "dim: got str"),
-    ((16, 7, -1.0), ValueError, "base: got -1.0")])
+    ((16, 7, -1.0), ValueError, "base: got -1.0"), ((15, 4), ValueError, "dim: got 15, allowed are even numbers"),
+    ((8192, 2), NotImplementedError, "dim: got 8192, supported are up to 4096")])
 def test_the_module_names_its_own_arguments(given, error, words):
     with pytest.raises(error, match=f"RotaryEmbedding: {words}"):
         tkq.nn.RotaryEmbedding(*given)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2
@@ -248,6 +249,15 @@ def test_transforms_of_functions_are_refused_by_name():
     for call in (torch.func.grad(lambda x: layer(x).float().sum()), torch.func.vmap(layer)):
         with pytest.raises(NotImplementedError, match="Fp8Linear: torch.func.grad, vjp and jacrev are not supported"):
             call(x[None])
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias"])
+def test_forward_mode_is_refused_by_name(name):
+    layer, x = tkq.nn.Fp8Linear(16, 16), torch.ones(2, 16)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"Fp8Linear: {name} carries a tangent"):
+        given = {"x": x, **dict(layer.named_parameters())}
+        given[name] = forward_ad.make_dual(given[name].detach(), torch.ones_like(given[name]))
+        torch.func.functional_call(layer, {n: given[n] for n in ("weight", "bias")}, (given["x"],))
 
 
 def test_is_a_module_like_any():

@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2
@@ -215,3 +216,20 @@ def test_halves_of_a_workspace(largest):
 def test_how_many_maxima_are_found():
     assert [ops._largest_of("row", 130, 40, transpose) for transpose in (False, True)] == [256, 384]
     assert ops._largest_of("tensor", 130, 40, True) == 1
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("rows", [37, 48])
+def test_rows_that_are_padded_for_the_transpose_alone(granularity, rows):
+    """q and scale are of x's rows, qt of a multiple of 16; in the op as beside it, and as tracers are told."""
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = ops.quantize_padded(x, granularity, torch.float8_e4m3fn, 16)
+    wanted = tkq.quantize_fp8(torch.nn.functional.pad(x, (0, 0, 0, -rows % 16)), granularity, transpose=True)
+    assert torch.equal(found[0].float(), wanted[0][:rows].float()) and torch.equal(found[2].float(), wanted[2].float())
+    of_op = ops._op(x, granularity, torch.float8_e4m3fn, True, 16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        told = ops._fake(x, granularity, torch.float8_e4m3fn, True, 16)
+    for got, fake in zip(of_op, told, strict=True):
+        assert (got.shape, got.stride(), got.dtype) == (fake.shape, fake.stride(), fake.dtype)
+    for got, other in zip(of_op[:2], found[:2], strict=True):
+        assert torch.equal(got.float(), other.float()) and got.stride() == other.stride()

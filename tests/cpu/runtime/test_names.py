@@ -28,7 +28,7 @@ def test_all_is_what_a_module_defines():
     classes = {name for name, value in vars(tkq.nn).items() if inspect.isclass(value) and not name.startswith("_")
                and value.__module__ == "tkq.nn"}
     later = {"BasedAttention", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention", "HyenaFilterConv",
-             "KimiDeltaAttention", "Mamba2", "ShortConvolution"}
+             "KimiDeltaAttention", "Mamba2", "RotaryEmbedding", "ShortConvolution"}
     assert set(tkq.nn.__all__) == classes | later == set(names._CLASSES)
     for module in LAZY:
         there = importlib.import_module(module)

@@ -50,6 +50,12 @@ def test_it_finds_what_the_program_found(elsewhere, tmp_path):
     assert len(list((tmp_path / "cache").glob("gated-*"))) == 2
 
 
+@pytest.mark.parametrize("of, words", [(1, "int is no configuration"), ("llama-9b", "no model 'llama-9b'")])
+def test_what_is_no_model_is_an_argument_s(of, words):
+    with pytest.raises(ValueError, match=f"prefetch: of: {words}"):
+        prefetch.prefetch(of)
+
+
 def test_a_child_has_the_path_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path), "relative", *sys.path])
     (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps([sys.path, sys.argv[1:], __name__]))\n")

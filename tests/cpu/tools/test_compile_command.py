@@ -12,8 +12,8 @@ def listed(capsys, *words):
 
 
 @pytest.mark.parametrize("words", (
-    ["--report", "--ops", "softmax", "n4096"], ["n4096", "--ops", "softmax"], ["--ops=softmax", "n4096", "--report"],
-    ["--ops", "softmax", "--report", "n4096"]), ids=" ".join)
+    ["--list", "--ops", "softmax", "n4096"], ["n4096", "--ops", "softmax"], ["--ops=softmax", "n4096", "--list"],
+    ["--ops", "softmax", "--list", "n4096"]), ids=" ".join)
 def test_a_name_stays_a_name_wherever_it_stands(words, capsys):
     found = listed(capsys, *words)
     assert found == [k.name for k in catalog.shipped() if k.name.startswith("softmax") and "n4096" in k.name]
@@ -65,6 +65,8 @@ def test_every_kernel_is_some_function_s():
 @pytest.mark.parametrize("arguments, words", [
     (["--all", "--output", ""], "--output: is empty"), (["--all", "--bundle", ""], "--bundle: is empty"),
     (["softmax", "--models", ""], "no model ''"), (["softmax", "--ops", ","], "'softmax' stands where"),
+    *((["softmax", "--list", *option], f"--list prints names and makes nothing: leave it out, or leave out {option[0]}")
+      for option in (["--bundle", "b"], ["--wheel", "w"], ["--output", "o"], ["--report"], ["--jobs", "2"])),
     (["softmax", "--report", "--bundle", "b"], "--report is of the cache's kernels"),
     (["softmax", "--output", "o", "--wheel", "w"], "--output is a cache, which --bundle and --wheel do not fill")])
 def test_options_that_would_do_nothing_or_something_else(arguments, words, tmp_path, monkeypatch, capsys):

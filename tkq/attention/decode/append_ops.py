@@ -172,13 +172,13 @@ def _scales(call):
     for name, x in given.items():
         if x is None:
             raise ValueError(f"{OP}: {name} is None; k_scale and v_scale go together")
-        if tuple(x.shape) not in ((heads,), tuple(call.k_cache.shape[:3])):
+        if not (check.fits(x, (heads,)) or check.fits(x, call.k_cache.shape[:3])):
             raise ValueError(f"{OP}: {name}: shape is {tuple(x.shape)}, allowed are {(heads,)}, which are given, and "
                              f"{tuple(call.k_cache.shape[:3])}, which are written")
     if call.k_scale.dim() != call.v_scale.dim():
         raise ValueError(f"{OP}: k_scale has {call.k_scale.dim()} dimensions, v_scale {call.v_scale.dim()}; both must "
                          "be given, or both written")
-    if call.k_scale.dim() == 3 and max(call.k.shape[2], call.v.shape[2]) > MOST_OF_WARP:
+    if call.k_scale.dim() == 3 and (call.k.shape[2] > MOST_OF_WARP or call.v.shape[2] > MOST_OF_WARP):
         raise NotImplementedError(f"{OP}: k has rows of {call.k.shape[2]}, v of {call.v.shape[2]}; supported with "
                                   f"scales that are found are up to {MOST_OF_WARP}")
     rows = sum(0 if x is None else x.shape[0] * x.shape[1] for x in (call.k, call.v, call.q))

@@ -61,7 +61,7 @@ def check_call(call: Call, out=None, options=None) -> None:
 
 def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
     """Of tensors of the types that they may have. op: whose call it is. options: as `check_call` has them."""
-    q, k, v, seqlens, table, sinks, plan = call[:7]
+    q, k, v, seqlens, table, sinks = call[:6]
     cu = call.cu_seqlens_q
     for name, x in (("k_cache", k), ("v_cache", v)):
         check.rank(f"{op}: {name}", x, 4)
@@ -90,12 +90,21 @@ def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
     if sinks is not None:
         check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
-    of = Planned.of(call, options)
-    tasks(op, of.batch(B), of)
-    if plan is not None:
-        check.shape(f"{op}: plan", plan, (of.words(B),))
+    _planned(op, call, options, B)
     if out is not None:
         _written(op, out, (*places, H, v.shape[3]), q.dtype)
+
+
+def _planned(op, call, options, batch):
+    """Of ragged queries it depends on an order between their number and the sequences', which kernel takes them: that
+    is asked for a plan alone, and where some kernel would make too many tasks of them."""
+    q, ragged = call.q, call.cu_seqlens_q is not None
+    if ragged and call.plan is None and 2 * q.shape[-2] * (q.shape[0] + batch) <= MOST_TASKS:
+        return
+    of = Planned.of(call, options)
+    tasks(op, of.batch(batch), of)
+    if call.plan is not None:
+        check.shape(f"{op}: plan", call.plan, (of.words(batch),))
 
 
 def _scales(op, call, float8):
@@ -111,7 +120,7 @@ def _scales(op, call, float8):
     for name, x in given.items():
         if x is None:
             raise ValueError(f"{op}: {name} is None; k_descale and v_descale go together")
-        if tuple(x.shape) not in allowed:
+        if not any(check.fits(x, shape) for shape in allowed):
             raise ValueError(f"{op}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
                              "heads, of sequences and heads, of the cache's slots and heads")
     if call.k_descale.dim() != call.v_descale.dim():

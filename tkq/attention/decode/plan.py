@@ -67,5 +67,5 @@ def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> Deco
 
 
 def row_tiles(queries: int, group: int) -> int:
-    """Tiles of the packed queries of a K/V head."""
-    return max(1, -(-queries * group // ROWS))
+    """Tiles of the packed queries of a K/V head, 1 or more."""
+    return -(-queries * group // ROWS) or 1  # asked of a size that is not known yet, max would compare it

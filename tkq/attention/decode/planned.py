@@ -52,7 +52,7 @@ class Planned(NamedTuple):
         queries, group = places[-1], heads[0] // heads[1]
         if ragged:
             many = not fixed and many_queries(dims, heads, places[0], sequences)
-            queries = tile_queries(group) if many else max(1, ROWS // group)
+            queries = tile_queries(group) if many else ROWS // group or 1
         together = 1 if ragged else tiles_together(dims[0], queries, group)
         return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1,
                    together, dims[0] == LATENT and not ragged)

@@ -183,8 +183,8 @@ def _check_list(name, x, shape, rank, q):
         raise ValueError(f"{name} is on {x.device}, query on {q.device}")
     if any(n not in (1, wanted) for n, wanted in zip(x.shape[:2], shape[:2])) or x.shape[2] != shape[2]:
         columns = ", columns" * (rank == 4)
-        raise ValueError(f"{name} is {tuple(x.shape)}, allowed is (B, H, {shape[2]}{columns}) with B 1 or {shape[0]}, "
-                         f"H 1 or {shape[1]}")
+        B, H = (f"{n} 1" if size == 1 else f"{n} 1 or {size}" for n, size in zip("BH", shape))
+        raise ValueError(f"{name} is {tuple(x.shape)}, allowed is (B, H, {shape[2]}{columns}) with {B}, {H}")
     if rank == 4 and not x.shape[3]:
         raise ValueError(f"{name} has no columns, allowed are 1 and more")
 

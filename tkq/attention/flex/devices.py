@@ -15,7 +15,7 @@ from tkq.attention.flex.launch import Call
 def forward(call: Call, lse: bool, given: tuple | None = None, rows_first: bool = False):
     """(o, lse or None). o's rows and heads lie as q's do. given, rows_first: as of ``launch.forward``."""
     (B, H, S, _), D = call.q.shape, call.v.shape[3]
-    if max(S, call.k.shape[2]) >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
+    if S >= FURTHEST or call.k.shape[2] >= FURTHEST:  # also of few numbers, expanded: rows are counted in int32
         raise NotImplementedError(f"flex_attention: query is {tuple(call.q.shape)}, key is {tuple(call.k.shape)}, "
                                   "supported are fewer than 2^30 rows")
     if call.q.is_cuda:

@@ -95,7 +95,7 @@ def _keys(call):
         check.shape(f"{OP}: cache_seqlens", call.cache_seqlens, (B,))
     else:
         check.shape(f"{OP}: indices", indices, (B, Sq, None))
-        if lengths is not None and tuple(lengths.shape) not in ((B,), (B, Sq)):
+        if lengths is not None and not (check.fits(lengths, (B,)) or check.fits(lengths, (B, Sq))):
             raise ValueError(f"{OP}: topk_length: shape is {tuple(lengths.shape)}, allowed are ({B},) and ({B}, {Sq}): "
                              "of sequences, of queries")
     name, x = ("block_table", call.block_table) if indices is None else ("indices", indices)

@@ -41,7 +41,7 @@ def check_call(call: Call) -> None:
             if gate.dtype != u.dtype:
                 raise TypeError(f"{OP}: {name} is {gate.dtype}, u is {u.dtype}; allowed is the same")
     check.same_device(u=u, k=k, d=d, pre_gate=pre, post_gate=post)
-    if max(B, H) > MOST:
+    if B > MOST or H > MOST:
         raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
     if L > MOST_TOKENS:
         raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {MOST_TOKENS}")

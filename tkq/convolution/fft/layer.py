@@ -6,7 +6,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tkq.convolution.fft.check import MOST
 from tkq.convolution.fft.ops import fft_conv
+from tkq.convolution.fft.spec import MOST_TOKENS
 from tkq.runtime import arguments
 from tkq.runtime.arguments.tables import choice, number
 from tkq.runtime.call import check
@@ -34,6 +36,7 @@ class HyenaFilterConv(nn.Module):
     Raises:
         TypeError, ValueError: heads, max_tokens, hidden or bands is no int from 1 on; fast or slow is no finite number;
             precision is another word.
+        NotImplementedError: more than 2^24 heads or 2^22 tokens.
 
     Example::
 
@@ -46,6 +49,9 @@ class HyenaFilterConv(nn.Module):
         super().__init__()
         for name, n in (("heads", heads), ("max_tokens", max_tokens), ("hidden", hidden), ("bands", bands)):
             check.size(f"{NAME}: {name}", n)
+        for name, n, most in (("heads", heads, MOST), ("max_tokens", max_tokens, MOST_TOKENS)):
+            if n > most:
+                raise NotImplementedError(f"{NAME}: {name} is {n}, supported are up to {most}")
         fast, slow, precision = _options(fast, slow, precision)
         new = dict(device=device, dtype=torch.float32)
         self.heads, self.max_tokens, self.bands = heads, max_tokens, bands
@@ -80,4 +86,5 @@ class HyenaFilterConv(nn.Module):
         return fft_conv(u, self.filter(u.shape[2]), self.d, True, pre_gate, post_gate, self.precision)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, max_tokens={self.max_tokens}"
+        return (f"heads={self.heads}, max_tokens={self.max_tokens}, fast={self.fast}, slow={self.slow}, "
+                f"precision={self.precision!r}")

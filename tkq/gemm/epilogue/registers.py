@@ -6,6 +6,7 @@ A kernel calls, for a part of its accumulator (some columns of one warpgroup's 6
 ``Place`` says where the part lies in the result.
 """
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,7 @@ def activate(dst, epilogue: Epilogue, parts, place: Place, out, transposed=False
     """dst = f(parts), fp32 tiles of one size: one part, or gate and up. out: the type that the result is rounded to,
     which decides how exact f has to be. transposed: rows are the result's columns."""
     if epilogue.located:
-        _located(dst, own(epilogue.activation), parts[0], place, transposed)
+        _located(dst, _own(epilogue.activation), parts[0], place, transposed)
     elif epilogue.activation:
         tk.apply(dst, function(epilogue, out), *parts)
     elif dst is not parts[0]:
@@ -77,7 +78,20 @@ def function(epilogue: Epilogue, out):
     if name in GATED:
         act = activation(_UNGATED[GATED[name][0]], out)
         return lambda gate, up: act(gate) * up
-    return own(name) if ":" in name else activation(name, out)
+    return _own(name) if ":" in name else activation(name, out)
+
+
+def _own(name: str):
+    """The user's function, and a look at what it gives."""
+    function = own(name)
+
+    def number(*given):
+        found = function(*given)
+        if not (isinstance(found, numbers.Real) or hasattr(found, "ir_value")):  # as the DSL's numbers have
+            raise TypeError(f"gemm: activation: {name} gave {found!r}, a {type(found).__name__}; allowed is a number")
+        return found
+
+    return number
 
 
 def activation(name: str, out):

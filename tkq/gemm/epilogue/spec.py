@@ -64,6 +64,7 @@ class Epilogue:
 
 
 PLAIN = Epilogue()
+_ALLOWED = f"{', '.join((*ACTIVATIONS, *GATED))}, and functions that a module has under their own name"
 
 
 def name_of(activation) -> str:
@@ -80,7 +81,7 @@ def name_of(activation) -> str:
             own(activation)
         return activation
     if not inspect.isfunction(activation):
-        raise TypeError(f"gemm: activation is {type(activation).__name__}, allowed are a name and a function")
+        raise TypeError(f"gemm: activation is {type(activation).__name__}, allowed are {_ALLOWED}")
     name = f"{activation.__module__}:{activation.__qualname__}"
     if own(name) is not activation:
         raise ValueError(f"gemm: activation is {activation.__qualname__} of {activation.__module__}, allowed are "
@@ -95,8 +96,10 @@ def own(name: str) -> Callable:
         ValueError: there is none."""
     module, colon, function = name.partition(":")
     if not (colon and function.isidentifier()):
-        raise ValueError(f"gemm: activation is {name!r}, allowed are {', '.join((*ACTIVATIONS, *GATED))}, and "
-                         "functions that a module has under their own name")
+        raise ValueError(f"gemm: activation is {name!r}, allowed are {_ALLOWED}")
+    if module.partition(".")[0] == "torch":
+        raise ValueError(f"gemm: activation is {name!r}, which computes with tensors; allowed are functions of numbers "
+                         f"of the DSL, and, by their words, {', '.join(map(repr, (*ACTIVATIONS, *GATED)))}")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as problem:

@@ -49,10 +49,15 @@ def rank(name: str, x: Tensor, *allowed: int) -> None:
 
 def shape(name: str, x: Tensor, expected: tuple) -> None:
     """ValueError unless x has this shape; None in it allows any size."""
-    fits = x.dim() == len(expected) and all(want is None or want == got for want, got in zip(expected, x.shape))
-    if not fits:
+    if not fits(x, expected):
         wanted = ", ".join("any" if want is None else str(want) for want in expected)
         raise ValueError(f"{name}: shape is {tuple(x.shape)}, expected ({wanted})")
+
+
+def fits(x: Tensor, expected: tuple) -> bool:
+    """Has x this shape, as `shape` takes it? Of another number of dimensions no size is looked at, as == of tuples
+    does: a tracer would take what it sees for a rule."""
+    return x.dim() == len(expected) and all(want is None or want == got for want, got in zip(expected, x.shape))
 
 
 def is_traced(x) -> bool:

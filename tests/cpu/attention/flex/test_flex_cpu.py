@@ -108,6 +108,9 @@ def test_wrong_arguments():
         tkq.flex_attention(*(x[..., :36] for x in (q, k, v)))
     with pytest.raises(ValueError, match="B 1 or 2"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))
+    with pytest.raises(ValueError, match="allowed is .* with B 1, H 1 or 2"):
+        of_three = create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64)
+        tkq.flex_attention(*(x[:1] for x in (q, k, v)), None, of_three)
     with pytest.raises(ValueError, match="score_mod: a captured tensor .2,. is on meta, expected cpu"):
         tkq.flex_attention(q, k, v, gallery.alibi(torch.ones(H, device="meta")))
 

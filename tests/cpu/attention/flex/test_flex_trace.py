@@ -214,6 +214,24 @@ def test_narrow_integers():
         trace("score_mod", lambda s, b, h, q, kv: s + (small[q] * small[kv]))
 
 
+@pytest.mark.parametrize("name, function, taken", [
+    ("score_mod", lambda s, b, h, q: s, "(s, b, h, q)"), ("score_mod", lambda s, b, h, q, kv, more: s, "(s, b, "),
+    ("mask_mod", lambda s, b, h, q, kv: q > kv, "(s, b, h, q, kv)"), ("mask_mod", functools.partial(
+        lambda b, h, q, kv: q > kv, 1), "(h, q, kv)"), ("score_mod", gallery.causal, "(b, h, q, ")])
+def test_wrong_arguments_are_named(name, function, taken):
+    with pytest.raises(TypeError) as found:
+        trace(name, function)
+    wanted = "(score, b, h, q, kv)" if name == "score_mod" else "(b, h, q, kv)"
+    assert f"flex_attention: {name} is a function of {taken}" in str(found.value)
+    assert str(found.value).endswith(f"allowed is one of {wanted}")
+
+
+def test_arguments_beside_those_that_are_given():
+    wanted = trace("score_mod", lambda s, b, h, q, kv: s + kv)
+    assert trace("score_mod", lambda *given: given[0] + given[4]) == wanted
+    assert trace("score_mod", lambda s, b, h, q, kv, more=0: s + kv) == wanted
+
+
 def test_wrong_results():
     with pytest.raises(TypeError, match="allowed is bool"):
         trace("mask_mod", lambda b, h, q, kv: q - kv)

@@ -91,7 +91,7 @@ def _size(given) -> tuple:
 
 def _states(mask, shape, sizes, place):
     """(B, H, blocks of queries, blocks of keys) int8: 0 not seen, 1 partly, 2 all of it."""
-    if max(shape[0] * shape[1], shape[2]) > MOST:
+    if shape[0] * shape[1] > MOST or shape[2] > MOST:
         raise NotImplementedError(f"{OP}: B times H is {shape[0] * shape[1]}, blocks of queries are {shape[2]}; "
                                   f"supported are up to {MOST}")
     index = place.get_device()

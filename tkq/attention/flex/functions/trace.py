@@ -1,6 +1,7 @@
 """From a user's PyTorch function of scalars to a graph, by make_fx."""
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import NamedTuple
 
@@ -53,6 +54,19 @@ def check_function(name: str, function, op: str = OP):
     return function
 
 
+def check_arguments(name: str, function, op: str = OP) -> None:
+    """TypeError where a function does not take what it is called with. Of one that tells no arguments: nothing."""
+    try:
+        taken = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        taken.bind(*ARGUMENTS[name])
+    except TypeError:
+        raise TypeError(f"{op}: {name} is a function of {taken}, allowed is one of "
+                        f"({', '.join(ARGUMENTS[name])})") from None
+
+
 def trace(name: str, function, op: str = OP, depends: list | None = None) -> Traced:
     """name: score_mod or mask_mod. op: whose errors they are. depends: what ``captures.depends`` says, where that has
     been asked.
@@ -71,6 +85,7 @@ def trace(name: str, function, op: str = OP, depends: list | None = None) -> Tra
         return _afresh(name, function, op)
 
     def call(inputs, tensors, numbers):
+        check_arguments(name, function, op)
         return captures.replaced(function, tensors, numbers)(*inputs)
 
     looks = lambda: found.numbers and captures.names_in(function) & _LOOKS
@@ -117,6 +132,7 @@ def _plan(of, call, captured, run_time):
 
 def _afresh(name, function, op):
     """Of a function whose changes cannot be seen: traced at each call; its tensors are found where they are used."""
+    check_arguments(name, function, op)
     program = _program((name, op), function, [])
     graph, tensors, _ = convert.graph_of((name, op), program, ARGUMENTS[name], None)
     held = convert.constants_of(program)
