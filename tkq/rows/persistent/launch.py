@@ -84,16 +84,16 @@ def launch(cls, arguments: dict, chosen: RowPlan | None = None) -> None:
     except TypeError:  # of what has no hash
         recipe(cls, arguments, chosen)
         raise
-    given = {name: value for name, value in arguments.items() if value is not None}
     if found is None:
         spec = spec_of(cls, arguments)
         _check_plan(cls, chosen, spec.N)
-        parameters(cls, given)
-        _check_devices(cls, given)
-        found = _launchers[key] = launcher(spec, given[spec.loads[0].name].device, chosen)
-    groups = [tuple(given[name] for name in getattr(cls, kind) if name in given) or None for kind in _TENSORS]
+        parameters(cls, arguments)
+        _check_devices(cls, arguments)
+        found = _launchers[key] = launcher(spec, arguments[spec.loads[0].name].device, chosen)
+    groups = [tuple([t for name in getattr(cls, kind) if (t := arguments.get(name)) is not None]) or None
+              for kind in _TENSORS]
     loads, stores, vectors, columns, scalars, results = groups
-    numbers = parameters(cls, given)
+    numbers = parameters(cls, arguments)
     if loads[0].shape[0] > MAX_ROWS:
         raise NotImplementedError(f"{cls.__name__}: got {loads[0].shape[0]} rows, allowed are {MAX_ROWS}")
     if loads[0].shape[0] == 0:
