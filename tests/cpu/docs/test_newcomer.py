@@ -95,7 +95,7 @@ def test_compile_reports_what_can_be_read(no_nvdisasm, two_kernels, capsys):  # 
 
 @pytest.mark.parametrize("words, status, said", (
     (["doctor"], 0, "nvdisasm      none"),
-    (["compile", "swiglu-bf16", "--report", "--list"], 0, "swiglu-bf16"),
+    (["compile", "swiglu-bf16", "--list"], 0, "swiglu-bf16"),
     (["bench"], 2, "tkq bench times kernels: it needs a GPU, and PyTorch finds none here."),
     (["bench", "--help"], 0, "usage: python -m tkq bench")), ids=str)
 def test_commands_of_a_bare_installation(words, status, said, tmp_path):

@@ -1,6 +1,4 @@
 """What a RowKernel does with the numbers and elements of one row: read them, reduce them, write them."""
-from types import SimpleNamespace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
@@ -8,6 +6,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 from ...utils import widened
 from .exchange import across_lanes, of_vector
 from .partition import loaded, put
+from .returned import Elements, Numbers, call_for_dict, combined, element, row_numbers, row_result, row_vector
 from .shape import WARP
 
 
@@ -62,10 +61,10 @@ class RowElements:
 
     def known(self, c, numbers):
         known = {name: numbers[i] for i, name in enumerate(self.spec.scalars)}
-        return SimpleNamespace(**known, **dict(zip(self.kernel.parameters, c.g.parameters or (), strict=True)))
+        return Numbers(**known, **dict(zip(self.kernel.parameters, c.g.parameters or (), strict=True)))
 
     def reduced(self, r, k, values):
-        r.__dict__.update(getattr(self.kernel, self.active[k].row)(values, r))
+        r.__dict__.update(row_numbers(self.kernel, self.active[k].row, values, r))
 
     # ---- a row's elements ---------------------------------------------------------------------------
 
@@ -94,7 +93,7 @@ class RowElements:
         for name, held in c.vectors.items():
             late = self.plan.vectors == "late"
             e[name] = loaded(held[None, j], inside) if late else widened(held[None, j])
-        return SimpleNamespace(**e)
+        return Elements(**e)
 
     def element(self, c, k, views, row, r):
         """The warp's part of the row as an element of exchange k's monoid, in all of its lanes."""
@@ -121,29 +120,26 @@ class RowElements:
         for j in range(self.plan.chunks):
             e = self.chunk(c, views, j)
             inside = c.part.inside(j)
-            values = getattr(self.kernel, exchange.partial)(e, r)
-            if not isinstance(values, (tuple, list)) or len(values) != len(monoid.neutral):
-                found = f"{len(values)} values" if isinstance(values, (tuple, list)) else type(values).__name__
-                raise ValueError(f"{type(self.kernel).__name__}: {exchange.partial} returned {found}, its exchange "
-                                 f"takes a tuple of {len(monoid.neutral)}")
+            values = element(self.kernel, exchange.partial, monoid, e, r)
             values = tuple(or_neutral(v, inside, n) for v, n in zip(values, monoid.neutral, strict=True))
-            found = values if found is None else monoid.combine(found, values)
+            found = values if found is None else combined(monoid, found, values)
             if k == 0 and self.early:
-                self._add_columns(c, j, self.kernel.down(e, r))
+                self._add_columns(c, j, self._down(e, r))
         for i, value in enumerate(of_vector(found, monoid)):
             total[i] = value
 
     def _add_columns(self, c, j, values):
         method = "write" if self.kernel.down is None else "down"
         for stream in self.spec.columns:
-            c.columns.add(stream.name, j, self._of(method, values, stream.name))
+            c.columns.add(stream.name, j, row_vector(self.kernel, method, values, stream.name))
 
-    def _of(self, method, values, name):
-        """What a method of the subclass gave for a store or a column."""
-        if not values or name not in values:
-            found = ", ".join(values or ()) or "nothing"
-            raise ValueError(f"{type(self.kernel).__name__}: {method} returned {found}, and no {name}")
-        return values[name]
+    def _down(self, e, r):
+        return call_for_dict(self.kernel, "down", self.kernel.columns, e, r)
+
+    def _write(self, e, r):
+        """Column sums are ``down``'s where there is one."""
+        columns = self.kernel.columns if self.kernel.down is None else ()
+        return call_for_dict(self.kernel, "write", (*self.kernel.stores, *columns), e, r)
 
     @cute.jit
     def write(self, c: Constexpr, views: Constexpr, row: Int32, exists: Constexpr, r: Constexpr):
@@ -155,20 +151,20 @@ class RowElements:
 
     def write_row(self, c, views, row, r):
         for name, t in zip(self.spec.results, c.g.results or (), strict=True):
-            _store_one(t, row, getattr(r, name), (c.part.thread == 0) & (c.s.rank == 0))
+            value = row_result(self.kernel, [x.row for x in self.active], r, name)
+            _store_one(t, row, value, (c.part.thread == 0) & (c.s.rank == 0))
         if not self.writes_rows:
             return
         outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
         for j in range(self.plan.chunks):
             e = self.chunk(c, views, j)
-            values = {} if self.kernel.only_down(self.spec) else self.kernel.write(e, r)
+            values = {} if self.kernel.only_down(self.spec) else self._write(e, r)
             for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
                 x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
-                x.store(self._of("write", values, stream.name).to(t.element_type))
+                x.store(row_vector(self.kernel, "write", values, stream.name).to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
             if not self.early:
-                down = {} if self.kernel.down is None else self.kernel.down(e, r)
-                self._add_columns(c, j, {**(values or {}), **(down or {})})
+                self._add_columns(c, j, values if self.kernel.down is None else self._down(e, r))
 
 
 @cute.jit

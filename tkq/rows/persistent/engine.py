@@ -285,7 +285,7 @@ class PersistentRows:
             self._finish(c, state, row, r)
 
     def _finish(self, c, state, row, r):
-        last, known = len(self.active) - 1, SimpleNamespace(**r.__dict__)
+        last, known = len(self.active) - 1, type(r)(**r.__dict__)
         self.elements.reduced(known, last, c.slots[last].collect(state.seen[last], c.part))
         self.elements.write(c, None, row, c.part.exists(row), known)
 

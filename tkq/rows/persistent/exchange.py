@@ -7,6 +7,7 @@ from cutlass import Constexpr, Float32, const_expr
 
 from ... import tile as tk
 from .monoid import Monoid
+from .returned import combined
 from .shape import WARP, RowPlan, padded_sums
 
 
@@ -21,7 +22,8 @@ def of_vector(values, monoid: Monoid):
         h.store(v)
     parts = [tuple(h[i] for h in held) for i in range(cute.size(held[0]))]
     while len(parts) > 1:  # a tree
-        parts = [monoid.combine(*parts[i:i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        parts = [combined(monoid, *parts[i:i + 2]) if i + 1 < len(parts) else parts[i]
+                 for i in range(0, len(parts), 2)]
     return parts[0]
 
 
@@ -30,7 +32,7 @@ def across_lanes(values, monoid: Monoid, lanes: int):
     offset = 1
     while offset < lanes:
         others = tuple(cute.arch.shuffle_sync_bfly(v, offset=offset) for v in values)
-        values = monoid.combine(values, others)
+        values = combined(monoid, values, others)
         offset *= 2
     if not monoid.symmetric and lanes > 1:
         first = tk.lane_id() // lanes * lanes
@@ -108,7 +110,7 @@ class Slots:
         lanes = min(p.width, WARP)
         values = self._read(r, part, tk.lane_id() % lanes if lanes < WARP else tk.lane_id())
         for first in range(WARP, p.width, WARP):
-            values = self.monoid.combine(values, self._read(r, part, tk.lane_id() + first))
+            values = combined(self.monoid, values, self._read(r, part, tk.lane_id() + first))
         return across_lanes(values, self.monoid, lanes)
 
     def _read(self, r, part, column):

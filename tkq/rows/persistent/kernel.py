@@ -59,12 +59,14 @@ class RowKernel(ReductionBase):
       options           compile-time constants with their defaults, as attributes
       exchanges         one ``Exchange`` for each time that the row is reduced; a plain sum where not said
 
+    A name has one place among these, and no option is called as an attribute that the class has; plan is not a name.
+
     and what it computes. e has a vector of the row's elements, fp32, for each load and vector; r has the row's numbers:
     scalars, parameters, and all that ``row`` has returned. Elements past the row's end are left out by the engine.
 
-      partial(e, r)     the elements of the exchange's monoid: a tuple of vectors (or of numbers)
+      partial(e, r)     the elements of the exchange's monoid: a tuple of vectors, or of numbers
       row(sums, r)      once a row: a dict of numbers, from the row's result
-      write(e, r)       a dict of vectors, one for each store
+      write(e, r)       a dict of vectors, one for each store of the call; it may have the class's other stores, too
       down(e, r)        a dict of vectors to be summed down the columns, from scalars and parameters alone. Where a
                         column sum needs what ``row`` returns, write no ``down`` and give it in ``write``'s dict
 

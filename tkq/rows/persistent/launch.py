@@ -8,6 +8,7 @@ import torch
 from ... import runtime
 from ...runtime.call import check, counters, dtypes
 from ...runtime.device import arch, clusters
+from . import tables
 from .plan import plan
 from .shape import RowPlan
 from .spec import MAX_ROWS, WIDTH, RowSpec, Stream
@@ -61,35 +62,45 @@ def launch(cls, arguments: dict, chosen: RowPlan | None = None) -> None:
 
     Args:
         arguments: by the names that the class gives: tensors, or None for those that are left out; floats for its
-            parameters, all of them; constants for its options. (M, N) tensors have a contiguous last dimension and any
-            row stride; rows of loads that are not whole multiples of 16 bytes, or not so aligned, take a slower path.
+            parameters, all of them; constants for its options, of which None is one. (M, N) tensors have a contiguous
+            last dimension and any row stride; rows of loads that are not whole multiples of 16 bytes, or not so
+            aligned, take a slower path.
         chosen: another plan than `tkq.rows.persistent.plan.plan`'s, for tuning.
 
     With M = 0 nothing is launched, and column sums are set to 0.
 
     Raises:
-        TypeError, ValueError: an argument that the class does not name, a tensor of another type or shape, not on the
-            GPU of the others, or not contiguous where it must be; a parameter that is missing.
+        TypeError, ValueError: a class whose tables are not what RowKernel asks for, or made inside a function; an
+            argument that the class does not name, a tensor of another type or shape, not on the GPU of the others, or
+            not contiguous where it must be; a parameter that is missing, an option that cannot be hashed.
         NotImplementedError: more than 2^30 rows; an argument that requires a gradient, which autograd would lose:
             launch inside an autograd.Function, where gradients are off.
     """
     check.refuse_gradient(f"{cls.__name__}.launch", **arguments)
-    given = {name: value for name, value in arguments.items() if value is not None}
-    key = cls, chosen, tuple((name, _looks(value)) for name, value in given.items() if name not in cls.parameters)
-    found = _launchers.get(key)
+    try:
+        key = cls, chosen, tuple((name, None if value is None else _looks(value)) for name, value in arguments.items()
+                                 if name not in cls.parameters)
+        found = _launchers.get(key)
+    except TypeError:  # of what has no hash
+        recipe(cls, arguments, chosen)
+        raise
     if found is None:
-        spec = spec_of(cls, given)
-        _check_devices(cls, given)
-        found = _launchers[key] = launcher(spec, given[spec.loads[0].name].device, chosen)
-    groups = [tuple(given[name] for name in getattr(cls, kind) if name in given) or None for kind in _TENSORS]
+        spec = spec_of(cls, arguments)
+        _check_plan(cls, chosen, spec.N)
+        parameters(cls, arguments)
+        _check_devices(cls, arguments)
+        found = _launchers[key] = launcher(spec, arguments[spec.loads[0].name].device, chosen)
+    groups = [tuple([t for name in getattr(cls, kind) if (t := arguments.get(name)) is not None]) or None
+              for kind in _TENSORS]
     loads, stores, vectors, columns, scalars, results = groups
+    numbers = parameters(cls, arguments)
     if loads[0].shape[0] > MAX_ROWS:
         raise NotImplementedError(f"{cls.__name__}: got {loads[0].shape[0]} rows, allowed are {MAX_ROWS}")
     if loads[0].shape[0] == 0:
         for out in columns or ():
             out.zero_()
         return
-    found(loads, stores, vectors, scalars, results, columns, parameters(cls, given))
+    found(loads, stores, vectors, scalars, results, columns, numbers)
 
 
 def parameters(cls, given):
@@ -108,15 +119,28 @@ def _number(name, value):
 
 def recipe(cls, arguments: dict, chosen: RowPlan | None = None) -> runtime.Recipe:
     """What `launch` has to compile; no GPU is needed, and the tensors may be on any device."""
-    return recipe_of(spec_of(cls, {name: value for name, value in arguments.items() if value is not None}), chosen)
+    spec = spec_of(cls, arguments)
+    _check_plan(cls, chosen, spec.N)
+    return recipe_of(spec, chosen)
 
 
-def spec_of(cls, given: dict) -> RowSpec:
-    """What a call asks for. Raises what `launch` promises."""
-    allowed = {name for kind in _TENSORS for name in getattr(cls, kind)} | {*cls.parameters, *cls.options}
-    for name in given:
+def _check_plan(cls, chosen, N):
+    if chosen is not None and not isinstance(chosen, RowPlan):
+        raise TypeError(f"{cls.__name__}: plan: got {type(chosen).__name__}, allowed are RowPlan and None")
+    if chosen is not None and chosen.N != N:
+        raise ValueError(f"{cls.__name__}: plan: is for N = {chosen.N}, the call has N = {N}")
+
+
+def spec_of(cls, arguments: dict) -> RowSpec:
+    """What a call asks for; None in the place of a tensor leaves it out. Raises what `launch` promises."""
+    check.importable(cls)
+    tables.check(cls)
+    names = {name for kind in _TENSORS for name in getattr(cls, kind)}
+    allowed = names | {*cls.parameters, *cls.options}
+    for name in arguments:
         if name not in allowed:
             raise TypeError(f"{cls.__name__}: got an argument {name}, allowed are {', '.join(sorted(allowed))}")
+    given = {name: value for name, value in arguments.items() if value is not None or name not in names}
     first = next((name for name in cls.loads if name in given), None)
     if first is None:
         what = f"none of its loads is given: {', '.join(cls.loads)}" if cls.loads else (
@@ -125,6 +149,13 @@ def spec_of(cls, given: dict) -> RowSpec:
     check.settled(f"{cls.__name__}: {first}", given[first])
     check.rank(f"{cls.__name__}: {first}", given[first], 2)
     M, N = given[first].shape
+    if N == 0:
+        raise ValueError(f"{cls.__name__}: {first}: shape is ({M}, 0), allowed are rows of one element and more")
+    for name in cls.options:
+        tables.check_option(cls, name, given.get(name))
+    for name in cls.parameters:
+        if name in given:
+            _number(f"{cls.__name__}: {name}", given[name])
     streams = {}
     for kind in _TENSORS:
         names = [name for name in getattr(cls, kind) if name in given]

@@ -1,7 +1,7 @@
 """What a row is reduced by: sums, maxima, the pair of the online softmax, or your own.
 
 An element of a monoid is a tuple of fp32 values. A kernel's ``partial`` makes one of a vector of the row's elements:
-each value a number, or a vector that is combined element by element and reduced at the end.
+all of its values numbers, or all vectors, which are combined element by element and reduced at the end.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +23,13 @@ class Monoid:
     symmetric: bool = True
     adds: bool = False
 
+    def __post_init__(self):
+        if not callable(self.combine):
+            raise TypeError(f"Monoid: combine: got {self.combine!r}, allowed is a function of two elements")
+        numbers = isinstance(self.neutral, (tuple, list)) and len(self.neutral)
+        if not numbers or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in self.neutral):
+            raise TypeError(f"Monoid: neutral: got {self.neutral!r}, allowed is a tuple of floats, one at least")
+
     @property
     def sums(self) -> int:
         """Values of an element."""
@@ -38,6 +45,13 @@ class Exchange:
     partial: str = "partial"
     row: str = "row"
 
+    def __post_init__(self):
+        if not isinstance(self.monoid, Monoid):
+            raise TypeError(f"Exchange: monoid: got {self.monoid!r}, allowed is a Monoid")
+        for name in (self.partial, self.row):
+            if not isinstance(name, str):
+                raise TypeError(f"Exchange: partial, row: got {name!r}, allowed are names of methods")
+
 
 def maximum(a, b):
     """The larger one, of numbers or of vectors; NaN if either is."""
@@ -51,6 +65,8 @@ def maximum(a, b):
 
 def add(sums: int = 1) -> Monoid:
     """``sums`` values, each added up by itself."""
+    if isinstance(sums, bool) or not isinstance(sums, int):
+        raise TypeError(f"add: sums: got {sums!r}, allowed are ints from 1 on")
     return Monoid(lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), (0.0,) * sums, adds=True)
 
 

@@ -1,5 +1,6 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
 import numbers
+import sys
 
 import torch
 from torch import Tensor
@@ -220,6 +221,16 @@ def refuse_tangent(op_name: str, **tensors) -> None:
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{op_name}: {name} carries a tangent, and {op_name} has no forward-mode "
                                       f"gradient; pass forward_ad.unpack_dual({name}).primal")
+
+
+def importable(cls) -> None:
+    """ValueError unless a class's module has it under its own name: the process that compiles imports it by that."""
+    found = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not cls:
+        raise ValueError(f"{cls.__name__}: is {cls.__qualname__} of {cls.__module__}, allowed are classes that their "
+                         "module has under this name (not those made inside a function)")
 
 
 def refuse_gradient(op_name: str, **tensors) -> None:
