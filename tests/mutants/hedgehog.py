@@ -26,6 +26,11 @@ KEYS = "tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acqu
 # Keys behind queries and values, for which a fault is not to wait in their place.
 KEYS_LAST = ((KERNEL, KEYS, "pass"), (KERNEL, "tokens.advance()\nkeys.advance()",
                                       f"tokens.advance()\n{KEYS}\nkeys.advance()"))
+# Outputs behind their gradients, likewise.
+QUERY_KERNEL = "tkq/linear_attention/hedgehog/query_kernel.py"
+OUTPUTS = "tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))"
+OUTPUTS_LAST = ((QUERY_KERNEL, OUTPUTS, "pass"), (QUERY_KERNEL, "load_chunk(g.b, s.b, s.values, values, t, i)",
+                                                  f"load_chunk(g.b, s.b, s.values, values, t, i)\n{OUTPUTS}"))
 VALUES = """
             tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])  # the rounded state has left its registers
             tk.mul(c.o, c.o, linear)
@@ -146,17 +151,14 @@ MUTANTS = (
         ("hedgehog_ds_written_over", "s.pairs.acquire_empty(one)", "", ROLES_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_deltas.py",
-        ("hedgehog_delta_without_a_wait", "s.gradients.wait(ring)", "", LOADED_FEATURES),
-        ("hedgehog_outputs_of_the_first_chunk",
-         "of_o = cutlass.min(i * CHUNK + first + tk.lane_id() // 4, g.tokens - 1)",
-         "of_o = cutlass.min(first + tk.lane_id() // 4, g.tokens - 1)", GRADIENTS),
+        ("hedgehog_no_wait_for_outputs", "s.outputs.wait(one)", "", LOADED_FEATURES, OUTPUTS_LAST),
         ("hedgehog_numbers_of_the_chunk_behind", "at = cutlass.min(i * CHUNK + row, g.tokens - 1)",
          "at = cutlass.min((i + 1) * CHUNK + row, g.tokens - 1)", GRADIENTS),
         ("hedgehog_delta_of_half_of_the_rows", "first = warp * ROWS + n * BLOCK", "first = warp * ROWS", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/query_kernel.py",
         ("hedgehog_features_over_a_state", "s.states.wait(one)", "", READ_FEATURES),
-        ("hedgehog_features_of_the_own_chunk_taken_up", "cutlass.select_(i > 0, i - 1, none))", "i)",
+        ("hedgehog_features_of_the_own_chunk_taken_up", "cutlass.select_(i > 0, i - 1, t.chunks))", "i)",
          GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_rows.py",

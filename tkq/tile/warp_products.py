@@ -2,7 +2,6 @@
 along the diagonal, all of them the same, where a product by wgmma multiplies zeros three times out of four; and the
 diagonal of a product alone, of which wgmma would make all."""
 import cutlass
-import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -76,44 +75,27 @@ def diagonal_mm(products, tile: SharedTile):
                     d.tensor[i] = x
 
 
-def diagonal_ABt(line, b: SharedTile, first):
-    """The dot products of 8 rows with those of b, from ``first`` on, a multiple of 8: of the row lane / 4, in the lanes
-    that `has_diagonal` says. line: this row of a lane, (K,) in global memory, from whole 16 bytes on. b: of its type,
-    bf16 or fp16, K of 64 or a multiple. A warp together.
-
-    A lane has 16 bytes of every 64 of its row, of both operands, as products do not ask in which order k comes."""
-    if not isinstance(b, SharedTile) or b.stage is None or b.type.swizzle != ROW_BYTES or (
-            b.type.dtype not in (BFloat16, Float16)):
-        raise TypeError(f"diagonal_ABt: b is {b}, allowed is a tile of bf16 or fp16, swizzled by 128 bytes")
-    if line.element_type is not b.type.dtype:
-        raise TypeError(f"diagonal_ABt: the row is of {line.element_type}, allowed is {b.type.dtype}, as b")
-    kind, row, part = "bf16" if b.type.dtype is BFloat16 else "f16", lane_id() // 4, lane_id() % 4
-    at = b.tensor.iterator.toint() + (first + row) * ROW_BYTES + (part ^ row) * CHUNK
-    found, none = [Float32(0.0)] * 4, Int32(0)
-    for n in range(b.type.cols // 32):
-        x = _words_of(line, 4 * n + part)
-        y = _shared_words((at ^ n % 2 * 64) + n // 2 * b.type.rows * ROW_BYTES)
-        for k in (0, 2):
-            found = _mma((x[k], none, x[k + 1], none), y[k:k + 2], found, kind)
-    return cutlass.select_(row % 2 == 1, found[1], found[0])
-
-
-def _words_of(line, n):
-    """The n-th 16 bytes of a row in global memory: four words."""
-    eight = cute.make_rmem_tensor((8,), line.element_type)
-    parts = cute.make_tensor(line.iterator, cute.make_layout((8, line.shape[0] // 8), stride=(1, 8)))
-    cute.autovec_copy(parts[None, n], eight)
-    return list(cute.recast_tensor(eight, Int32)[i] for i in range(4))
-
-
-@dsl_user_op
-def _shared_words(address: Int32, *, loc=None, ip=None):
-    """16 bytes of shared memory: four words."""
-    text = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
-    found = ptx_several((Int32(address),), text, "=r,=r,=r,=r,r,~{memory}", loc, ip, [T.i32()] * 4)
-    return [Int32(x) for x in found]
+def diagonal_ABt(a: SharedTile, b: SharedTile, first):
+    """The dot products of 16 rows of a with those of b, from ``first`` on, a multiple of 8: of the rows lane / 4 and 8
+    behind it, in the lanes that `has_diagonal` says. a, b: bf16 or fp16, K of 64 or a multiple. A warp together."""
+    for tile in (a, b):
+        if not isinstance(tile, SharedTile) or tile.stage is None or tile.type.swizzle != ROW_BYTES or (
+                tile.type != a.type or tile.type.dtype not in (BFloat16, Float16)):
+            raise TypeError(f"diagonal_ABt: a is {a}, b is {b}, allowed are two alike of bf16 or fp16, swizzled by 128 "
+                            "bytes")
+    kind, lane = "bf16" if a.type.dtype is BFloat16 else "f16", lane_id()
+    row = first + lane // 8 % 2 * 8 + lane % 8
+    at = row * ROW_BYTES + (lane // 16 ^ (row & 7)) * CHUNK
+    of_a, of_b = (tile.tensor.iterator.toint() for tile in (a, b))
+    upper, lower = ([Float32(0.0)] * 4 for _ in range(2))
+    for k in range(0, a.type.cols, 16):
+        here = (at ^ k % 64 * 2) + k // 64 * a.type.rows * ROW_BYTES
+        x, y = _matrices(of_a + here, False), _matrices(of_b + here, False)
+        upper, lower = _mma(x, (y[0], y[2]), upper, kind), _mma(x, (y[1], y[3]), lower, kind)
+    odd = lane // 4 % 2 == 1
+    return cutlass.select_(odd, upper[1], upper[0]), cutlass.select_(odd, lower[3], lower[2])
 
 
 def has_diagonal():
-    """Is this a lane that `diagonal_ABt` gives a number?"""
+    """Is this a lane that `diagonal_ABt` gives numbers?"""
     return lane_id() % 4 == lane_id() // 8

@@ -10,7 +10,7 @@ from tkq.runtime.compile.recipe import Shipped
 
 LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
 SPILLED = 24  # loads and stores of the sides of keys' gradients, outside of their products
-SPILLED_OF_QUERIES = 72  # likewise of queries, addresses of the window's for the most part, and of outputs
+SPILLED_OF_QUERIES = 56  # likewise of queries, addresses of the window's for the most part
 
 
 def shipped() -> list:

@@ -1,5 +1,5 @@
-"""The warps of the queries' kernel that bring rows' numbers, a chunk ahead of the others: delta, and what the forward
-has left."""
+"""The warps of the queries' kernel that bring rows' numbers: delta, from tiles that the others have, too, and what the
+forward has left."""
 import cutlass
 import cutlass.cute as cute
 
@@ -10,31 +10,32 @@ from tkq.tile.warp_products import diagonal_ABt, has_diagonal
 
 DELTA_WARPS = 2
 ROWS = CHUNK // DELTA_WARPS  # of each
-BLOCK = 8  # rows of a product
+BLOCK = 16  # rows of a product
 
 
 @cute.jit
 def bring_numbers(g, s, t, warp):
-    """A lane has a row. delta[i] = o[i] do[i], in a loop, as there are few registers: o, which nobody else has, comes
-    from global memory. warp: which of the two."""
-    ring, to, row = s.gradients.ring(), s.numbers, warp * ROWS + tk.lane_id()
+    """A lane has a row. delta[i] = o[i] do[i], in a loop, as there are few registers. warp: which of the two."""
+    one, to, row = s.outputs.ring(), s.numbers, warp * ROWS + tk.lane_id()
     for i in cutlass.range(t.chunks, unroll=1):
         at = cutlass.min(i * CHUNK + row, g.tokens - 1)
         most, inverse = g.most[t.batch, at, t.head], g.inverse[t.batch, at, t.head]
-        s.gradients.wait(ring)
-        s.deltas.acquire_empty(tk.Ring(ring.count, 1))
+        s.outputs.wait(one)
+        s.gradients.wait(one)
+        s.deltas.acquire_empty(one)
         to[row, MOST], to[row, INVERSE] = most, inverse
         for n in cutlass.range(ROWS // BLOCK, unroll=1):
             first = warp * ROWS + n * BLOCK
-            of_o = cutlass.min(i * CHUNK + first + tk.lane_id() // 4, g.tokens - 1)
-            found = diagonal_ABt(g.o[t.batch, of_o, t.head, None], s.a[ring.stage], first)
+            found = diagonal_ABt(s.o[0], s.a[0], first)
             if has_diagonal():
-                to[first + tk.lane_id() // 4, DELTA] = found
-        s.gradients.release(ring)
-        s.deltas.commit(tk.Ring(ring.count, 1))
+                for r in cutlass.range_constexpr(2):
+                    to[first + tk.lane_id() // 4 + 8 * r, DELTA] = found[r]
+        s.outputs.release(one)
+        s.gradients.release(one)
+        s.deltas.commit(one)
         if i * CHUNK + row < g.tokens:
             g.delta[t.batch, i * CHUNK + row, t.head] = to[row, DELTA]
-        ring.advance()
+        one.advance()
 
 
 def take(s, rows, which):

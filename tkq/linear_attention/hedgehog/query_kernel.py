@@ -20,6 +20,7 @@ from tkq.linear_attention.hedgehog.sides import (
     SIDES,
     fake_map_gradients,
     features_of_y,
+    load_chunk,
     load_features,
 )
 from tkq.linear_attention.hedgehog.spec import GradientSpec
@@ -42,10 +43,9 @@ class QueryGradients:
     along its chunks. Two warpgroups have a side each, y or -y: of S 64 features by D in accumulators (fp32), which
     each chunk takes from shared memory, rounded, dy's part, and of dq and the map's gradient half of D. The third has
     the window, the keys of the chunk before first, as those of the chunk itself come last. delta is the diagonal of
-    O dO', which two warps beside the producer make by small products, a chunk ahead; they bring rows' other numbers,
-    too.
+    O dO', which two warps beside the producer make by small products; they bring rows' other numbers, too.
 
-      producer (a warp)   map; A X of a chunk, its features, B Y, features of the keys before | ..
+      producer (a warp)   map; O X of a chunk, its features, A B Y, features of the keys before | ..
       deltas (2 warps)    O A' | ..
       sides (2)           S A' -> dy; S += f(Y)' B of the chunk before, sums; W' += dy' X; dy W' + ds Y -> dq | ..
       window (1)          X Y', A B' of the chunk before, of the own: ds, less share | ..
@@ -53,7 +53,8 @@ class QueryGradients:
       pipe       stages   full (arrivals)              empty (arrivals)
       map        1        producer's bytes (1)         none
       queries    2        producer's bytes (1)         warps of sides and window (12), of sides once dq has left: X
-      gradients  2        producer's bytes (1)         warps of sides, window and deltas (14): A
+      gradients  1        producer's bytes (1)         the same, and of deltas (14): A
+      outputs    1        producer's bytes (1)         warps of deltas (2): O
       keys       2        producer's bytes (1)         sides and window (12), a chunk later: Y; first zeros, of no chunk
       values     2        producer's bytes (1)         the same (12), a chunk later: B; first zeros
       x_features 1        producer's bytes (1)         the sides (8): features of X
@@ -97,16 +98,16 @@ class QueryGradients:
         """others: those of `Operands` behind q. scale: of exponents of 2, as the forward has it."""
         o = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
-        q, do, k, v, dq, of_q, of_k = [
+        q, do, k, v, out, dq, of_q, of_k = [
             cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0]))
-            for z in (o.q, o.do, o.k, o.v, o.dq, o.q_features, o.k_features)]
+            for z in (o.q, o.do, o.k, o.v, o.o, o.dq, o.q_features, o.k_features)]
         x_map = cute.make_tensor(o.q_map.iterator, cute.select(o.q_map.layout, [1, 2, 0]))
         # all contiguous: a place is computed once for them
         inverse, most, delta, share = [cute.make_tensor(z.iterator, o.most.layout)
                                        for z in (o.inverse, o.most, o.delta, o.share)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (q, do, k, v)], tk.gl.load(x_map, self.map_tile),
-                    *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], o.o, inverse, most,
-                    o.largest, o.linear, o.window, tk.gl.store(dq, self.half_tile), delta, share, o.of_factors,
+                    *[tk.gl.load(z, self.f_tile) for z in (of_q, of_k)], tk.gl.load(out, self.x_tile), inverse,
+                    most, o.largest, o.linear, o.window, tk.gl.store(dq, self.half_tile), delta, share, o.of_factors,
                     o.dmap, scale, Int32(q.shape[0]))
         self.kernel(g).launch(grid=[q.shape[2], q.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -121,16 +122,17 @@ class QueryGradients:
             out = queries.scratch(self.half_tile)
         else:  # half of the columns are no tile's beginning
             out = al.tile(self.half_tile, 2 * SIDES)
-        s = Shared(al.tile(self.map_tile), queries, al.tile(x, 2), al.tile(x, 2), al.tile(x, 2),
+        s = Shared(al.tile(self.map_tile), queries, al.tile(x), al.tile(x, 2), al.tile(x, 2), al.tile(x),
                    al.tile(self.f_tile, SIDES), state, state.scratch(self.f_tile), al.tile(self.f_tile, SIDES),
                    al.tile(self.f_tile, 2), out, al.vector(FEATURES, SIDES), al.vector(CHUNK, SIDES),
                    al.vector(CHUNK, 3), al.vector(SIDES), al.pipe(1, self.map_tile.bytes, WARPS),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps + DELTA_WARPS),
-                   al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps), al.pipe(1, both, SIDE_WARPS),
+                   al.pipe(2, x.bytes, all_warps), al.pipe(1, x.bytes, all_warps + DELTA_WARPS),
+                   al.pipe(1, x.bytes, DELTA_WARPS), al.pipe(2, x.bytes, all_warps), al.pipe(2, x.bytes, all_warps),
+                   al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, 1, producers=SIDE_WARPS), al.pipe(1, both, SIDE_WARPS),
                    al.pipe(1, 0, all_warps, producers=DELTA_WARPS), al.pipe(1, 0, all_warps, producers=SIDE_WARPS),
                    al.pipe(1, 0, SIDE_WARPS, producers=WARPS))
-        tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.keys, s.values,
+        tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.queries, s.gradients, s.outputs, s.keys, s.values,
                                                   s.x_features, s.states, s.y_features, s.deltas, s.dys, s.pairs)])
         head, batch, _ = cute.arch.block_idx()
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
@@ -148,25 +150,19 @@ class QueryGradients:
 
     @cute.jit
     def produce(self, g, s, t):
-        tk.prefetch(g.x_map, g.x, g.a, g.y, g.b, g.of_x, g.of_y, g.dx)
+        tk.prefetch(g.x_map, g.x, g.a, g.o, g.y, g.b, g.of_x, g.of_y, g.dx)
         tk.load_async(s.x_map[0], g.x_map, (t.head, 0, 0), s.map_pipe.acquire(s.map_pipe.ring()))
-        tokens, behind, none = s.queries.ring(), s.keys.ring(), t.chunks  # one count for all pipes, one for those
-        one = tk.Ring(tokens.count, 1)  # whose first chunk is none
-        bring(g.y, s.y, s.keys, behind, t, none)
-        bring(g.b, s.b, s.values, behind, t, none)
+        queries, one, keys, values = (pipe.ring() for pipe in (s.queries, s.outputs, s.keys, s.values))
+        load_chunk(g.y, s.y, s.keys, keys, t, t.chunks)
+        load_chunk(g.b, s.b, s.values, values, t, t.chunks)
         for i in cutlass.range(t.chunks, unroll=1):
-            behind.advance()
-            bring(g.a, s.a, s.gradients, tokens, t, i)
-            bring(g.x, s.x, s.queries, tokens, t, i)
+            tk.load_async(s.o[0], g.o, (t.batch, t.head, i, 0), s.outputs.acquire(one))
+            load_chunk(g.x, s.x, s.queries, queries, t, i)
             load_features(g.of_x, [s.of_x[side] for side in range(SIDES)], s.x_features, one, t, i)
-            bring(g.b, s.b, s.values, behind, t, i)
-            bring(g.y, s.y, s.keys, behind, t, i)
+            tk.load_async(s.a[0], g.a, (t.batch, t.head, i, 0), s.gradients.acquire(one))
+            load_chunk(g.b, s.b, s.values, values, t, i)
+            load_chunk(g.y, s.y, s.keys, keys, t, i)
             s.states.wait(one)
             load_features(g.of_y, [features_of_y(s, side) for side in range(SIDES)], s.y_features, one, t,
-                          cutlass.select_(i > 0, i - 1, none))
-            tokens.advance()
-
-
-def bring(g, tiles, pipe, ring, t, i):
-    """Chunk i of g is on its way to the ring's stage; behind the last chunk zeros."""
-    tk.load_async(tiles[ring.stage], g, (t.batch, t.head, i, 0), pipe.acquire(ring))
+                          cutlass.select_(i > 0, i - 1, t.chunks))
+            one.advance()

@@ -88,12 +88,12 @@ class SidePart:
     def take_state(self, g, s, t, c, side, where):
         """d = what a chunk has of the state, which is rounded; x: features. dq of the chunk before leaves."""
         (tokens, i), f = where, tk.rt(FEATURES, self.dtype)
-        one, two = tk.Ring(tokens.count, 1), tk.Ring(tokens.count, s.gradients.stages)
+        one = tk.Ring(tokens.count, 1)
         # none is in flight, which the assembler does not see across branches: it would wait for all where sum is read
         tk.mma_wait(0)
         put_state(s, c, side)
-        s.gradients.wait(two)
-        tk.mm_ABt(c.d, s.a[two.stage], s.state[side])
+        s.gradients.wait(one)
+        tk.mm_ABt(c.d, s.a[0], s.state[side])
         if i > 0:
             self.send(g, s, t, side, tokens)
         s.x_features.wait(one)
@@ -105,7 +105,7 @@ class SidePart:
         tk.mma_wait(0)
         s.deltas.release(one)
         s.states.commit(one)
-        s.gradients.release(two)
+        s.gradients.release(one)
         s.x_features.release(one)
 
     @cute.jit

@@ -44,7 +44,7 @@ class Globals:
     x_map: tk.gl
     of_x: tk.gl  # features, by sides
     of_y: tk.gl
-    o: cute.Tensor
+    o: tk.gl
     inverse: cute.Tensor
     most: cute.Tensor
     largest: cute.Tensor
@@ -66,6 +66,7 @@ class Shared:
     a: tk.SharedTile
     y: tk.SharedTile
     b: tk.SharedTile
+    o: tk.SharedTile
     of_x: tk.SharedTile  # features of each side
     state: tk.SharedTile  # of each side, rounded: 64 features by D
     of_y: tk.SharedTile  # features of each side, in the room of its state
@@ -79,6 +80,7 @@ class Shared:
     map_pipe: tk.Pipe
     queries: tk.Pipe
     gradients: tk.Pipe
+    outputs: tk.Pipe
     keys: tk.Pipe
     values: tk.Pipe
     x_features: tk.Pipe

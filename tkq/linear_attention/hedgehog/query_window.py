@@ -71,8 +71,8 @@ class WindowPart:
         one, now = tk.Ring(tokens.count, 1), following(before)
         s.queries.wait(tokens)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[before.stage])
-        s.gradients.wait(tokens)
-        tk.mm_ABt(c.dp, s.a[tokens.stage], s.b[before.stage])
+        s.gradients.wait(one)
+        tk.mm_ABt(c.dp, s.a[0], s.b[before.stage])
         for vector in (rows.total, rows.of_do):
             tk.zero(vector)
         s.deltas.wait(one)
@@ -92,14 +92,14 @@ class WindowPart:
         s.keys.wait(now)
         s.values.wait(now)
         tk.mm_ABt(c.x, s.x[tokens.stage], s.y[now.stage])
-        tk.mm_ABt(c.dp, s.a[tokens.stage], s.b[now.stage])
+        tk.mm_ABt(c.dp, s.a[0], s.b[now.stage])
         tk.mma_wait(1)
         s.queries.release(tokens)
         hide_later(c.x)
         c.largest[0] = exponentials(c.x, rows, rows.most, g.scale)
         s.keys.wait(now)  # likewise
         tk.mma_wait(0)
-        s.gradients.release(tokens)
+        s.gradients.release(one)
         self.put_scores(s, c, 0, scale)
 
     def put_scores(self, s, c, n, scale):
