@@ -183,7 +183,8 @@ MUTANTS = (
         ("the_mask_is_not_looked_at", "e = chosen(seen, r, j, e, 0.0) if masked else e", "", TABLES)),
     *family(
         "flex", "tkq/attention/flex/functions/derivative.py",
-        ("the_last_use_alone", "found[a] = self.add(found.get(a), one)", "found[a] = one", SHARED)),
+        ("the_last_use_alone", "found[a] = self.add(found.get(a), one)", "found[a] = one",
+         ("tests/gpu/attention/test_flex_backward.py::test_a_score_that_is_used_in_several_places[128]",))),
     *family(
         "flex", "tkq/attention/flex/backward/scheduler.py",
         ("tiles_of_the_first_head", "of = t.batch_k, self.query_head(g, t, h), t.block\n"

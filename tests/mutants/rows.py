@@ -7,7 +7,7 @@ NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED = (pressed(x) for x in (
 LONG_STARTS, NORM_STARTS, SOFTMAX_STARTS, LOSS_STARTS = (pressed("starts-" + x) for x in (
     "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"))
 TRACED_LOSS = ("tests/gpu/losses/test_cross_entropy.py -k the_op_that_is_traced",)
-HELD = pressed("naps-rows_held")
+HELD = pressed("starts-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around --slow",
                                                                                      "'two_exchanges and 40000'"))
 SOFTMAX, LOSS, QUANTIZE, TICKETED, ROPE, GATED = (pressed(x) for x in (

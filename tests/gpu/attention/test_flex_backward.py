@@ -153,6 +153,12 @@ def test_scores_that_grow_behind_the_last_key(score_mod, D):
     check(*make(300, 201, D), score_mod)
 
 
+@pytest.mark.parametrize("D", WIDTHS)
+def test_a_score_that_is_used_in_several_places(D):
+    """Its slope is the sum of what each use gives."""
+    check(*make(300, 300, D), lambda score, b, h, q, kv: score * torch.sigmoid(score) - 0.3 * score.abs())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("D", (128, 256))
 def test_large_slopes(D):

@@ -58,13 +58,14 @@ def test_float8_head_dims(dims, dtype, layout, scales):
 
 
 @pytest.mark.parametrize("factor, rows", [("grows", 2), ("grows", 5), ("falls", 2), ("tiny", 2), ("some are 0", 5),
-                                          ("the first of a block are 0", 2)])
+                                          ("the first of a block are 0", 2), ("peaks", 5)])
 def test_scales_of_tokens_that_differ(factor, rows):
     """Values' scales over 12 decades: O is in units of the largest that there was. Rows of a cache, as above; several
     blocks of keys for each part of the work. Two queries: the direct form; five: producers that widen."""
     of = {"grows": lambda i: 10.0 ** (i / 3500 - 6), "falls": lambda i: 10.0 ** (6 - i / 1750.0),
           "tiny": lambda i: 1e-30 + 0 * i.float(), "some are 0": lambda i: (i % 3 == 0).float(),
-          "the first of a block are 0": lambda i: (i % 128 >= 32).float()}[factor]
+          "the first of a block are 0": lambda i: (i % 128 >= 32).float(),
+          "peaks": lambda i: 10.0 ** (6 * (i % 128 >= 96).float())}[factor]
     cache, descales = float8(make([21000, 17, 129], 21056, 4, 64, layout="rows"), "token", of)
     if factor != "tiny":
         descales["k_descale"] = torch.rand_like(descales["k_descale"]) * 0.02

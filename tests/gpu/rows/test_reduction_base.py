@@ -159,7 +159,8 @@ def unit_of(x):
 
 @pytest.mark.parametrize("bad, says", [
     (lambda x: (x[0],), r"\(M, N\)"), (lambda x: (x, x.t().contiguous()), "argument 1: got shape"),
-    (lambda x: (x.t(),), "strides"), (lambda x: (x.cpu(),), "CUDA")])
+    (lambda x: (x.t(),), "strides"),
+    (lambda x: (x.cpu(), torch.ones(8), torch.empty(3, 8), None, 1e-6), "argument 0: is on cpu, .*CUDA")])
 def test_launch_names_what_it_cannot_take(bad, says):
     with pytest.raises(ValueError, match=says):
         contract_kernels.RMSNorm.launch(*bad(torch.zeros(3, 8, device="cuda")))

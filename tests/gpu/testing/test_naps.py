@@ -29,7 +29,7 @@ FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",
          "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless", "fft_heads",
          "hedgehog_features")
-STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
+STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy", "rows_held"
 # One of most families, and of each kind but `firsts`. All others run with --slow alone, some under mutants.
 # Of scan and decode no mutant needs a delay: their races would be found here alone.
 EVERYDAY = {

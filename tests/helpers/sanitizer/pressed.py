@@ -40,7 +40,6 @@ KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3
 
 # ---- products ------------------------------------------------------------------------------------------
 
-
 def gemm(config=None, size=(300, 600, 1000), blocks=3, b_major="n"):
     from tests.gpu.gemm.test_gemm import check_run, operands
     from tkq.gemm.dense import ops
@@ -390,6 +389,7 @@ CASES = {f.__name__: f for f in (
 
 
 def main(kind, case):
+    torch.eye(2, device="cuda").mm(torch.eye(2, device="cuda"))  # so that cuBLAS is there before a kernel's fault
     pressure(**KINDS[kind])
     CASES[case]()
     torch.cuda.synchronize()

@@ -76,7 +76,6 @@ class PersistentRows:
         slots = [Slots.allocate(al, p, x.monoid) for x in self.active] if const_expr(p.width > 1) else []
         columns = self._column_sums(al, g) if const_expr(g.columns is not None) else None
         needed = [x for x in (rows, *slots, columns) if hasattr(x, "init")]
-        tk.nap("start")
         self._init(needed)
         rows = self._primed(rows, g, s)
         c = SimpleNamespace(g=g, s=s, rows=rows, slots=slots, columns=columns)
@@ -102,6 +101,7 @@ class PersistentRows:
         """By one thread, the semaphores of what needs some."""
         if const_expr(needed):
             if tk.warp_id() == 0:
+                tk.nap("start")
                 with cute.arch.elect_one():
                     for x in needed:
                         x.init()
