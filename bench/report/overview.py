@@ -38,7 +38,7 @@ ROWS = {
     "`linear_attn`, forward, training": ("linear_attn", "linear_attn, forward and backward"),
     "`gated_delta_rule`, forward, training": tuple(f"gated_delta_rule{what}" for what in (
         "", ", forward and backward", ", with the gates of a layer", ", packed, forward and backward")),
-    "`mamba2_ssd`": ("mamba2_ssd",),
+    "`mamba2_ssd`, forward, training": ("mamba2_ssd", "mamba2_ssd, forward and backward"),
     "`based`, forward, training": ("based", "based, forward and backward"),
     "steps of linear attention": ("linear_attn_step", "gated_delta_rule_step", "ssd_step"),
     "`causal_conv1d`, forward, training": tuple(
