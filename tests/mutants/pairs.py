@@ -41,7 +41,8 @@ MUTANTS = (
         ("decays_of_the_first_head", "self.segmented.decay(decay, s.gate, self.heads.place(scores, wg))",
          "self.segmented.decay(decay, s.gate, scores.stage)", SEGMENTS),
         ("factors_of_one_head_are_enough", "al.pipe(c.score_stages, 0, 4 * n, producers=warps or c.heads))",
-         "al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))", SEGMENTS)),    *family(
+         "al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))", SEGMENTS)),
+    *family(
         "linear", "tkq/linear_attention/split/together.py",
         ("streams_begin_at_once", "stream.wait_stream(current)", "pass", WAITS),
         ("streams_are_not_waited_for", "current.wait_stream(stream)", "pass", WAITS),

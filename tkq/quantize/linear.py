@@ -65,7 +65,6 @@ class Fp8Linear(nn.Linear):
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        _check_weight(self.weight)
         self.recipe = Recipe(granularity, gradient, keep_weight)
 
     def forward(self, x: Tensor) -> Tensor:

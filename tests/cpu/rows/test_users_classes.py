@@ -48,6 +48,13 @@ def test_what_methods_return(name, error, says):
         report(cls.recipe(**call(cls)))
 
 
+@pytest.mark.parametrize("N", [64, 4096])
+def test_what_is_left_out_needs_nothing(N):
+    x, c = torch.zeros(4, N), torch.zeros(N)
+    for given in (dict(x=x), dict(x=x, y=x, c=c), dict(x=x, c=c)):
+        report(kernels.Sparing.recipe(**given))
+
+
 def test_a_tensor_that_a_call_leaves_out():
     with pytest.raises(AttributeError, match=r"LeftOut: partial: e has no z, it has x: .* self.has\('z'\)"):
         report(kernels.LeftOut.recipe(x=X, y=X, z=None))

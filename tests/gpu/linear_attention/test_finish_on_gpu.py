@@ -8,7 +8,7 @@ import torch
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels.launch import column_sums
 from tkq.linear_attention.channels.plan import FILLED, sums_segments
-from tkq.linear_attention.finish.launch import over_shared, row_dots, summed
+from tkq.linear_attention.finish.launch import over_shared, row_dots, sum_rounded
 from tkq.reference.linear_attention import edges
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -35,8 +35,8 @@ def test_sums_over_shared_heads(K, of, heads, dtype):
 
 def test_sums_of_what_lies_in_another_order():
     """Of which a view has the shape that the kernel takes, and not its strides."""
-    x = randn(2, 37, 64)
-    assert torch.equal(summed(x.transpose(0, 1), BF16), summed(x.transpose(0, 1).contiguous(), BF16))
+    x = randn(2, 37, 64).transpose(0, 1)
+    assert torch.equal(sum_rounded(x, BF16), sum_rounded(x.contiguous(), BF16))
 
 
 def test_a_large_element_and_what_cancels():

@@ -93,9 +93,11 @@ def test_in_a_cuda_graph(name, monkeypatch):
     given = make()
     do = torch.randn_like(given[0])
     gradients(function, given, do)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, seen, at_a_time = torch.cuda.CUDAGraph(), [], together._at_a_time
+    with monkeypatch.context() as m, torch.cuda.graph(graph):
+        m.setattr(together, "_at_a_time", lambda *x: seen.append(len(x[0])) or at_a_time(*x))
         found = gradients(function, given, do)
+    assert seen == [3]
     for x in (*given, do):
         x.copy_(x.flip(0).roll(1, 1) if x.dim() > 1 else x * 0.5)
     for _ in range(3):

@@ -24,6 +24,21 @@ class Scale(RowKernel):
         return dict(y=e.x * r.a)
 
 
+class Sparing(Scale):
+    """A right one: written in place; nothing for what is left out."""
+
+    loads, stores, columns = ("x",), ("x", "y"), ("c",)
+
+    def row(self, sums, r):
+        return dict(a=sums[0], more=None)
+
+    def write(self, e, r):
+        return dict(x=e.x * r.a, y=e.x) if self.has("y") else dict(x=e.x * r.a)
+
+    def down(self, e, r):
+        return dict(c=e.x) if self.has("c") else None
+
+
 # ---- what methods return
 
 

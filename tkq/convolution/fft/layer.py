@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from tkq.convolution.fft.check import MOST
 from tkq.convolution.fft.ops import fft_conv
-from tkq.convolution.fft.spec import MOST_TOKENS
 from tkq.runtime import arguments
 from tkq.runtime.arguments.tables import choice, number
 from tkq.runtime.call import check
@@ -36,7 +35,7 @@ class HyenaFilterConv(nn.Module):
     Raises:
         TypeError, ValueError: heads, max_tokens, hidden or bands is no int from 1 on; fast or slow is no finite number;
             precision is another word.
-        NotImplementedError: more than 2^24 heads or 2^22 tokens.
+        NotImplementedError: more than 2^24 heads.
 
     Example::
 
@@ -49,9 +48,8 @@ class HyenaFilterConv(nn.Module):
         super().__init__()
         for name, n in (("heads", heads), ("max_tokens", max_tokens), ("hidden", hidden), ("bands", bands)):
             check.size(f"{NAME}: {name}", n)
-        for name, n, most in (("heads", heads, MOST), ("max_tokens", max_tokens, MOST_TOKENS)):
-            if n > most:
-                raise NotImplementedError(f"{NAME}: {name} is {n}, supported are up to {most}")
+        if heads > MOST:
+            raise NotImplementedError(f"{NAME}: heads is {heads}, supported are up to {MOST}")
         fast, slow, precision = _options(fast, slow, precision)
         new = dict(device=device, dtype=torch.float32)
         self.heads, self.max_tokens, self.bands = heads, max_tokens, bands

@@ -69,10 +69,10 @@ def granularity(m: int, n: int, k: int, scale_a: tuple, scale_b: tuple) -> Optio
     if scale_a == (m, 1) and scale_b == (1, n):
         return PRODUCTS["row"]
     if scale_a == (m, blocks):  # compared, and not looked up: a size that is hashed does not stay free in a tracer
-        if scale_b == (blocks, -(-n // GROUP)):
-            return "1x128", "128x128"
         if scale_b == (blocks, n):
             return "1x128", "1x128"
+        if scale_b == (blocks, -(-n // GROUP)):
+            return "1x128", "128x128"
     return None
 
 

@@ -25,10 +25,10 @@ def over_shared(of_heads: Tensor, x: Tensor) -> Tensor:
     contiguous ones are copied. What is the sum already is returned as it is."""
     if of_heads.shape == x.shape and of_heads.dtype == x.dtype:
         return of_heads
-    return summed(of_heads.unflatten(2, (x.shape[2], -1)), x.dtype)
+    return sum_rounded(of_heads.unflatten(2, (x.shape[2], -1)), x.dtype)
 
 
-def summed(x: Tensor, dtype: torch.dtype) -> Tensor:
+def sum_rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(.., K): x (.., n, K), of dtype or float32, summed over the last but one dimension in float32 (float64 of
     float64) and rounded once; others than contiguous ones are copied."""
     *rows, n, K = x.shape

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.finish.launch import summed
+from tkq.linear_attention.finish.launch import sum_rounded
 from tkq.linear_attention.hedgehog.launch import (
     KEPT,
     OfKeys,
@@ -59,7 +59,7 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
         dk, dv, dk_map = key_gradients(OfKeys(
             k, q, v, do, k_map, k_features, q_features, inverse, most, delta, share, largest, linear, window))
     factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
-    maps = (summed(x.permute(1, 2, 0, 3), q_map.dtype) if needed else None
+    maps = (sum_rounded(x.permute(1, 2, 0, 3), q_map.dtype) if needed else None
             for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
     return Gradients(dq, dk, dv, *maps, *factors)
 

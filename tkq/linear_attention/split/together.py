@@ -15,7 +15,8 @@ _streams: dict = {}  # (device, a stream's handle) -> those beside it, as many a
 
 
 def together(launch: Callable, *calls: tuple | None) -> tuple:
-    """`launch(given, scale)` of each call (given, scale), none of which needs what another gives; None of None.
+    """What `launch(given, scale)` gives of each call (given, scale), none of which needs what another gives; None of
+    None.
 
     Where `plan.fills_more_at_a_time` says so, all but the first are launched on streams of their own, which begin
     behind what came before, and which the current one waits for. Their memory is the current stream's: nothing is made
@@ -54,7 +55,8 @@ def _at_a_time(calls, hows):
 
 
 def _beside(device, current, count):
-    """Streams that are used beside this one alone, so that a graph that is captured has its own."""
+    """Streams of torch's pool, the same beside each stream: those beside one that is captured are not beside others, as
+    far as the pool goes."""
     found = _streams.setdefault((device, current.cuda_stream), [])
     while len(found) < count:
         found.append(torch.cuda.Stream(device))

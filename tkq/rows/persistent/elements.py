@@ -123,7 +123,7 @@ class RowElements:
             values = element(self.kernel, exchange.partial, monoid, e, r)
             values = tuple(or_neutral(v, inside, n) for v, n in zip(values, monoid.neutral, strict=True))
             found = values if found is None else combined(monoid, found, values)
-            if k == 0 and self.early:
+            if k == 0 and self.early and self.spec.columns:
                 self._add_columns(c, j, self._down(e, r))
         for i, value in enumerate(of_vector(found, monoid)):
             total[i] = value
@@ -158,12 +158,12 @@ class RowElements:
         outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
         for j in range(self.plan.chunks):
             e = self.chunk(c, views, j)
-            values = {} if self.kernel.only_down(self.spec) else self._write(e, r)
+            values = self._write(e, r) if self.spec.stores or self.kernel.down is None else {}
             for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
                 x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
                 x.store(row_vector(self.kernel, "write", values, stream.name).to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
-            if not self.early:
+            if self.spec.columns and not self.early:
                 self._add_columns(c, j, values if self.kernel.down is None else self._down(e, r))
 
 

@@ -59,7 +59,8 @@ class RowKernel(ReductionBase):
       options           compile-time constants with their defaults, as attributes
       exchanges         one ``Exchange`` for each time that the row is reduced; a plain sum where not said
 
-    A name has one place among these, and no option is called as an attribute that the class has; plan is not a name.
+    A name has one place among these, or two in loads and stores: a tensor that is written in place. plan is no name,
+    and no option is called as an attribute of the class or of its instances (spec, N, dtype, stage, ..).
 
     and what it computes. e has a vector of the row's elements, fp32, for each load and vector; r has the row's numbers:
     scalars, parameters, and all that ``row`` has returned. Elements past the row's end are left out by the engine.

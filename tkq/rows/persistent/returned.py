@@ -79,8 +79,9 @@ def row_numbers(kernel, method, sums, r) -> dict:
     """What ``row`` returns."""
     found = call_for_dict(kernel, method, None, sums, r)
     for key, value in found.items():
-        if not isinstance(key, str) or not is_number(value):
-            raise TypeError(f"{type(kernel).__name__}: {method} returned {said(value)} as {key}, allowed are numbers")
+        if not isinstance(key, str) or not (value is None or is_number(value)):
+            raise TypeError(f"{type(kernel).__name__}: {method} returned {said(value)} as {key}, allowed are numbers "
+                            "and, where there is none, None")
     return found
 
 

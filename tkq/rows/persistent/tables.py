@@ -17,8 +17,8 @@ def check(cls) -> None:
     _check_names(cls, "options", tuple(cls.options), owners)
     for name, value in cls.options.items():
         if name in _OF_INSTANCES or hasattr(cls, name):
-            raise ValueError(f"{cls.__name__}.options: got {name}, an attribute that the class has already; allowed "
-                             "are other names")
+            raise ValueError(f"{cls.__name__}.options: got {name}, an attribute of the class or of its instances; "
+                             "allowed are other names")
         check_option(cls, name, value)
     _check_exchanges(cls)
     if cls.down is not None and not callable(cls.down):
@@ -43,7 +43,7 @@ def _check_names(cls, kind, names, owners):
             raise ValueError(f"{where}: got {name!r}, allowed are names that Python has")
         if name in _OF_LAUNCH:
             raise ValueError(f"{where}: got {name}, which is an argument of launch; allowed are other names")
-        if name in owners:
+        if name in owners and {kind, owners[name]} != {"loads", "stores"}:  # a tensor that is written in place has both
             raise ValueError(f"{where}: got {name}, which is in {owners[name]} already; a name has one place")
         owners[name] = kind
 

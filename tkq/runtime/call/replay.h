@@ -132,7 +132,7 @@ typedef struct {
     int16_t one, other;
 } Meeting;
 
-/* What a call is, but for the addresses. */
+/* What a call is, and where its tensors lie. */
 typedef struct {
     int count, meetings;
     uint64_t hash;

@@ -214,6 +214,17 @@ def test_narrow_integers():
         trace("score_mod", lambda s, b, h, q, kv: s + (small[q] * small[kv]))
 
 
+def test_a_wrapper_takes_what_it_takes_itself():
+    """Whatever the function takes that it wraps."""
+    below = lambda q, kv: q >= kv
+
+    @functools.wraps(below)
+    def of_four(b, h, q, kv):
+        return below(q, kv)
+
+    check("mask_mod", of_four)
+
+
 @pytest.mark.parametrize("name, function, taken", [
     ("score_mod", lambda s, b, h, q: s, "(s, b, h, q)"), ("score_mod", lambda s, b, h, q, kv, more: s, "(s, b, "),
     ("mask_mod", lambda s, b, h, q, kv: q > kv, "(s, b, h, q, kv)"), ("mask_mod", functools.partial(

@@ -57,7 +57,7 @@ def check_function(name: str, function, op: str = OP):
 def check_arguments(name: str, function, op: str = OP) -> None:
     """TypeError where a function does not take what it is called with. Of one that tells no arguments: nothing."""
     try:
-        taken = inspect.signature(function)
+        taken = inspect.signature(function, follow_wrapped=False)  # a wrapper takes what it takes itself
     except (TypeError, ValueError):
         return
     try:
