@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from tests.cpu.linear_attention.test_channel_columns import swizzled
+from tests.cpu.linear_attention.channels.test_channel_columns import swizzled
 from tests.helpers.emulation import warp as warp_emulation
 from tkq.linear_attention.blocks import pairs, qk_tiles, scores
 from tkq.linear_attention.blocks.pairs import BlockInverse
