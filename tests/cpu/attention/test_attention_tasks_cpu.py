@@ -9,6 +9,7 @@ import torch
 
 from tests.cpu.attention.backward.test_attention_backward_packed_cpu import disturb
 from tests.helpers.emulation.warp import Memory, instead_of_the_dsl
+from tests.helpers.emulation.written import as_written
 from tkq import reference
 from tkq.attention.common import bounds, tile_order
 from tkq.attention.common.integers import ceil_div
@@ -22,22 +23,22 @@ class Simulated(Varlen):
     """The functions that cute.jit decorates, as they are written."""
 
     def survey(self, falls):
-        return Varlen.survey.__wrapped__(self, falls)
+        return as_written(Varlen.survey)(self, falls)
 
     def surveyed(self):
-        return Varlen.surveyed.__wrapped__(self)
+        return as_written(Varlen.surveyed)(self)
 
 
 class SimulatedScan(Scan):
     def advance(self):
-        Scan.advance.__wrapped__(self)
+        as_written(Scan.advance)(self)
 
 
 @pytest.fixture(autouse=True)
 def warp(monkeypatch):
     instead_of_the_dsl(monkeypatch, tile_scheduler, bounds)
     for of, name in ((tile_scheduler, "edges_of"), (bounds.Bounds, "highest")):
-        monkeypatch.setattr(of, name, lru_cache(None)(getattr(of, name).__wrapped__))
+        monkeypatch.setattr(of, name, lru_cache(None)(as_written(getattr(of, name))))
     monkeypatch.setattr(tile_scheduler, "work_rank", numpy.vectorize(lambda blocks: tile_order.work_rank(int(blocks))))
 
 
@@ -47,7 +48,7 @@ def found(cu_q, cu_k, totals, used):
     tiles, marks = sequences.surveyed()
     scan = SimulatedScan(sequences, [0] * 4)
     scan.start(marks)
-    return [Scan.find.__wrapped__(scan, number) for number in range(tiles * HEADS)]
+    return [as_written(Scan.find)(scan, number) for number in range(tiles * HEADS)]
 
 
 @pytest.mark.parametrize("count", [1, 3, 31, 32, 33, 70])

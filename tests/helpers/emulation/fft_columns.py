@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy
 
+from tests.helpers.emulation.written import as_written
 from tkq.convolution.fft import transform
 from tkq.convolution.fft.long import radix_first, radix_first_back, steps
 from tkq.convolution.fft.long.config import LongConfig
@@ -137,7 +138,7 @@ def columns(x, spec, points):
             kernel.put(g, tiles, (0, 0, col0, 1.0, True), i)
         for q in range(spec.radix):
             of = tiles[spec.planes * q:spec.planes * (q + 1)]
-            kernel.product.__wrapped__(kernel, g, s, of, (q, col0, 1))
+            as_written(kernel.product)(kernel, g, s, of, (q, col0, 1))
             found[:, ROWS * q:ROWS * (q + 1), col0:col0 + spec.cols] = of
     return found
 

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 from tests.helpers.emulation.wide_ring import Barrier
+from tests.helpers.emulation.written import as_written
 from tkq.convolution.fft import in_registers, ring
 
 MOST = 200_000  # steps
@@ -74,7 +75,7 @@ class Block:
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, value)
         for name in ("begin", "ask", "enter", "leave", "next"):
-            monkeypatch.setattr(ring.SpectraRing, name, getattr(ring.SpectraRing, name).__wrapped__)
+            monkeypatch.setattr(ring.SpectraRing, name, as_written(getattr(ring.SpectraRing, name)))
 
     # ---- a warp, and all of them ---------------------------------------------------------------
 

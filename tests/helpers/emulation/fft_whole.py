@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy
 
 from tests.helpers.emulation.fft_columns import COL, ROW, THREADS, half
+from tests.helpers.emulation.written import as_written
 from tkq.convolution.fft.sequences import Place
 from tkq.convolution.fft.whole import digits, filters, gradient, steps, taps, tokens
 from tkq.convolution.fft.whole.kernel import OUTER
@@ -224,10 +225,10 @@ def spectra(taps, exponent, mirrored, monkeypatch):
     kernel.tap = lambda of, n: taps[n]
     z, me = numpy.full((4, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
     for part in range(filters.PASSES):
-        kernel.over_n1.__wrapped__(kernel, z, None, part, me, exponent)
-        kernel.over_a.__wrapped__(kernel, z, me)
-        kernel.over_b.__wrapped__(kernel, z, me)
-        kernel.leave.__wrapped__(kernel, SimpleNamespace(spectra=found), z, (0, part), me)
+        as_written(kernel.over_n1)(kernel, z, None, part, me, exponent)
+        as_written(kernel.over_a)(kernel, z, me)
+        as_written(kernel.over_b)(kernel, z, me)
+        as_written(kernel.leave)(kernel, SimpleNamespace(spectra=found), z, (0, part), me)
     return found
 
 
@@ -250,9 +251,9 @@ def taps_of(sums, monkeypatch):
     kernel.add = add
     z, me = numpy.full((2, 2 * filters.EACH * filters.OF_ONE), numpy.nan), numpy.arange(filters.THREADS)
     for part in range(filters.PASSES):
-        kernel.over_kb.__wrapped__(kernel, SimpleNamespace(sums=sums), z, (0, part), me)
-        kernel.over_ka.__wrapped__(kernel, z, me)
-        kernel.over_k1.__wrapped__(kernel, z, (None, 0, part), me)
+        as_written(kernel.over_kb)(kernel, SimpleNamespace(sums=sums), z, (0, part), me)
+        as_written(kernel.over_ka)(kernel, z, me)
+        as_written(kernel.over_k1)(kernel, z, (None, 0, part), me)
     return found
 
 
@@ -260,7 +261,7 @@ def filled():
     """The factors, as a block fills them."""
     first, rows, columns = (Tiles(1)[0] for _ in range(3))
     f = digits.Factors(first, Tiles(4), rows, columns, Table(4, 32, 32), Table(8, 4, 2, 32))
-    digits.fill.__wrapped__(f, 0, 1)
+    as_written(digits.fill)(f, 0, 1)
     return f
 
 
@@ -287,7 +288,7 @@ class Block:
         """A sequence that needs no scale, transformed over n1."""
         for CURRENT.warpgroup in range(4):
             asked = [tokens.Asked(RegTile(64), None) for _ in range(tokens.MINE)]
-            self.of.ask.__wrapped__(self.of, asked, x, None, Place(0, 0, 0))
+            as_written(self.of.ask)(self.of, asked, x, None, Place(0, 0, 0))
             for i, of in enumerate(asked):
                 TK.store(self.tiles[tokens.MINE * CURRENT.warpgroup + i], of.u)
         self.scatter(self.kernel.scatter_frequencies, self.each(lambda i: self.kernel.forth(self.tiles, self.f, i)))
@@ -303,7 +304,7 @@ def convolved(u, spectrum, spec):
     def middle(i):
         t, filters = steps.MINE * CURRENT.warpgroup + i, Words((4, 4))
         filters.held[:] = spectrum[t].transpose(0, 2, 1).reshape(16, 2, 128)
-        kernel.middle.__wrapped__(kernel, tiles[t], f, (filters, digits.of_columns()), 0, kept.append)
+        as_written(kernel.middle)(kernel, tiles[t], f, (filters, digits.of_columns()), 0, kept.append)
 
     block.each(middle)
     block.scatter(kernel.scatter_tokens, block.each(lambda i: kernel.back(tiles, f, i)))
@@ -313,7 +314,7 @@ def convolved(u, spectrum, spec):
         acc = RegTile(64)
         kernel.last(acc, tiles, f, i)
         chunk = steps.MINE * CURRENT.warpgroup + i
-        block.of.store.__wrapped__(block.of, y, None, acc, (2.0**-OUTER, 0), Place(0, 0, 0), chunk)
+        as_written(block.of.store)(block.of, y, None, acc, (2.0**-OUTER, 0), Place(0, 0, 0), chunk)
 
     block.each(last)
     return y.values, kept

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 import tkq.linear_attention.step.kernel  # noqa: F401  whose copies look it up
+from tests.helpers.emulation.written import as_written
 
 LANES = 32
 
@@ -207,7 +208,7 @@ def modules(machine) -> SimpleNamespace:
 
 def _plain(cls):
     """The class with the methods that the DSL traces as they are written."""
-    methods = {name: f.__wrapped__ for name, f in vars(cls).items() if hasattr(f, "__wrapped__")}
+    methods = {name: as_written(f) for name, f in vars(cls).items() if hasattr(f, "__wrapped__")}
     return type(cls.__name__, (cls,), methods)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.emulation.written import as_written
 from tkq.attention.backward import catalog, tile_scheduler
 from tkq.attention.backward.dq_ordered import OrderedDq
 from tkq.attention.backward.dq_ordered_registers import OrderedDqFromRegisters
@@ -293,8 +294,8 @@ def test_all_roles_go_through_the_same_tiles(problem, group):
             seen = query_tiles_of(problem.extent, block * problem.extent.block)
             t = SimpleNamespace(sequence=0, head=head, block=block, **vars(seen))
             tiles, steps = [], []
-            TileScheduler.each_tile.__wrapped__(scheduler, g, t, lambda i, h, m, tiles=tiles: tiles.append((i, h, m)))
-            visit.__wrapped__(scheduler, g, None, t, None,
+            as_written(TileScheduler.each_tile)(scheduler, g, t, lambda i, h, m, tiles=tiles: tiles.append((i, h, m)))
+            as_written(visit)(scheduler, g, None, t, None,
                               lambda g, s, t, c, m, masked, steps=steps: steps.append((m, masked)))
             wanted = problem.tiles(head, block)
             assert [(h, m) for _, h, m in tiles] == [(h, m) for h in range(group) for m in wanted]

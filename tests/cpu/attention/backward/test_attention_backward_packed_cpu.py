@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.emulation.warp import Memory, instead_of_the_dsl
+from tests.helpers.emulation.written import as_written
 from tkq.attention.backward import helper_warps, tile_scheduler
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.helper_warps import HelperWarps
@@ -32,11 +33,11 @@ class Simulated(VarlenBatch):
 
     @lru_cache(None)  # noqa: B019  (as many as examples)
     def sequence_of(self, of_keys, size, slot):
-        return VarlenBatch.sequence_of.__wrapped__(self, of_keys, size, slot)
+        return as_written(VarlenBatch.sequence_of)(self, of_keys, size, slot)
 
     @lru_cache(None)  # noqa: B019
     def longest_first(self, of_keys, size, slot):
-        return VarlenBatch.longest_first.__wrapped__(self, of_keys, size, slot)
+        return as_written(VarlenBatch.longest_first)(self, of_keys, size, slot)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +79,7 @@ class Problem:
         """In their order."""
         kernel = TileScheduler(self.spec, self.config)
         blocks = self.layout.slots(True, self.config.block)
-        return [kernel.find_task.__wrapped__(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
+        return [as_written(kernel.find_task)(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
 
     def tiles(self):
         """Likewise, of all query heads."""

@@ -12,6 +12,7 @@ from tests.cpu.attention.backward.test_attention_backward_packed_cpu import (  #
     problems,
     warp,
 )
+from tests.helpers.emulation.written import as_written
 from tkq.attention.backward import fuse_preprocess_warps
 from tkq.attention.backward import plan as backward_plan
 from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps
@@ -75,7 +76,7 @@ def test_each_row_of_a_tile_is_read_and_written_by_a_lane(monkeypatch, width, ti
     at = SimpleNamespace(batch=0, head=0, start_q=1000 - 40 - number * tile, number=number, rows_q=number * tile + 40)
     g = SimpleNamespace(helper_warps=SimpleNamespace(rows=SimpleNamespace(o=Rows(), do=Rows())), layout=None,
                         stats=numpy.zeros((1, 1)))
-    PreprocessHelperWarps.statistics.__wrapped__(kernel, g, at)
+    as_written(PreprocessHelperWarps.statistics)(kernel, g, at)
     assert sorted(written) == list(range(tile))
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.emulation.written import as_written
+
 pytest.importorskip("cutlass")
 
 from tkq.attention.decode import copies, scaling
@@ -173,13 +175,13 @@ def test_the_largest_score_has_a_weight_that_fp16_has(lanes, monkeypatch, size):
     monkeypatch.setattr(direct, "Float32", fp32)
     kernel, rng = direct.Direct(DecodeSpec("bf16", 64, 64, cache="e4m3", few=True), DirectConfig(32)), (
         np.random.default_rng(2))
-    kernel.mask, kernel.raise_max = lambda *_: None, lambda *given: direct.Direct.raise_max.__wrapped__(kernel, *given)
+    kernel.mask, kernel.raise_max = lambda *_: None, lambda *given: as_written(direct.Direct.raise_max)(kernel, *given)
     scores, scale = rng.standard_normal((8, 32)).astype(fp32) * fp32(1000.0), fp32(size / 1234.5)
     filled = lambda x, n: [np.full(32, x, fp32) for _ in range(n)]
     regs = SimpleNamespace(s=list(scores), max=filled(-np.inf, 2), norm=filled(0.0, 2), o=filled(0.0, 16),
                            scale=SimpleNamespace(tensor=filled(scale, 2)))
     with np.errstate(all="ignore"):
-        direct.Direct.softmax.__wrapped__(kernel, None, regs, 0, -1)
+        as_written(direct.Direct.softmax)(kernel, None, regs, 0, -1)
     found, products = np.stack(regs.s), scores * scale
     for query in range(8):
         e, of = query % 2, query // 2 == T
@@ -203,7 +205,7 @@ def test_scales_of_a_sequence_of_no_key(monkeypatch):
     g = SimpleNamespace(scale=fp32(0.5), k_descale=scales, v_descale=scales)
     for source, length, of_v in ((0, 5, 3.0), (1, 0, 1.0), (1, 5, math.nan)):
         regs = SimpleNamespace(of_v=[None], scale=SimpleNamespace(tensor=[fp32(4.0)] * 2))
-        scaling.Scaling.begin.__wrapped__(kernel, g, regs, SimpleNamespace(source=source, head=1, length=length))
+        as_written(scaling.Scaling.begin)(kernel, g, regs, SimpleNamespace(source=source, head=1, length=length))
         assert np.array_equal([regs.of_v[0], *regs.scale.tensor], [of_v, 2 * of_v, 2 * of_v], equal_nan=True)
 
 

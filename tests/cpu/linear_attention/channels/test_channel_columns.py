@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.helpers.emulation.written import as_written
 from tkq.linear_attention.channels import columns, whole
 from tkq.linear_attention.channels.columns import HALVES, Columns, eights_of_level, of_level
 from tkq.linear_attention.channels.whole import BLOCKS, EDGE, MOST, STEPS, WHOLE, Whole
@@ -87,7 +88,7 @@ def each_thread(now, make, a, f):
 
 def bits(now, half, upper):
     """Which columns of its eight a lane's row has, of a level."""
-    f = columns._words_of_level.__wrapped__
+    f = as_written(columns._words_of_level)
     found = torch.zeros(8, 8, dtype=torch.bool)
     for now.thread in range(32):
         word = f(half, upper) & 0xffffffff
@@ -123,7 +124,7 @@ def test_levels_have_each_pair_once(in_python, upper):
 def level(now, tile, products, mine, half, tiles):
     """A level's rows of keys, and of queries."""
     rows, others, keys, queries = tiles
-    early, late = Columns.early.__wrapped__, Columns.late.__wrapped__
+    early, late = as_written(Columns.early), as_written(Columns.late)
     for now.thread in range(128):
         puts = tile.rows((rows, keys)), tile.rows((rows, keys), (others, queries))
         early(tile, mine(now.thread), products, half, puts)
@@ -166,10 +167,10 @@ def test_operands_that_meet_the_state(in_python, K):
     products, total, held = [None] * (4 * K), [None] * K, {}
     def decays(m):
         held[in_python.thread] = m
-        Columns.decays.__wrapped__(tile, m, products)
+        as_written(Columns.decays)(tile, m, products)
     each_thread(in_python, mine, logs, decays)
     for in_python.thread in range(128):
-        Columns.to_ends.__wrapped__(tile, held[in_python.thread], products, tile.rows((keys, keys)),
+        as_written(Columns.to_ends)(tile, held[in_python.thread], products, tile.rows((keys, keys)),
                                   tile.rows((others, others), (started, keys)), total)
     before = a.cumprod(0)
     behind = torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)])
@@ -190,10 +191,10 @@ def test_pairs_of_a_chunk_by_one_product(in_python, K, reverse):
     logs = 4.0 * torch.rand(CHUNK, K, dtype=torch.float64) - 3.0
     keys, others, started, sums, found = words(x), words(y), words(), {}, {}
     of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {})
-    each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, found))
-    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.find)(of, m, sums, found))
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.put)(
         of, m, sums, (keys, others, started), (words(), words()), False))
-    each_thread(in_python, mine, logs, lambda m: Whole.put_ends.__wrapped__(of, sums, shared, 1, True))
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.put_ends)(of, sums, shared, 1, True))
     a = 2.0**logs
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
     for rows, of_rows in ((back(others), y), (back(started), x)):
@@ -224,10 +225,10 @@ def test_pairs_of_one_block(in_python, K, reverse):
     logs = -7.5 * torch.rand(CHUNK, K, dtype=torch.float64)
     keys, others, started, firsts = words(x), words(y), words(), {}
     of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {})
-    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.put)(
         of, m, {}, (keys, others, started), (words(), words()), True))
-    each_thread(in_python, mine, logs, lambda m: Whole.put_steps.__wrapped__(of, m, firsts, shared, 1))
-    each_thread(in_python, mine, logs, lambda m: Whole.join_steps.__wrapped__(of, firsts, shared, 1))
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.put_steps)(of, m, firsts, shared, 1))
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.join_steps)(of, firsts, shared, 1))
     a = 2.0**logs
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
     steps = steps_of(shared, K)
@@ -251,8 +252,8 @@ def test_what_rounding_leaves(in_python, monkeypatch):
     logs, sums = -torch.rand(CHUNK, 128, dtype=torch.float64), {}
     keys, others, started, rest = words(x), words(y), words(), (words(), words())
     of = Whole(SimpleNamespace(reverse=False), tile)
-    each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, {}))
-    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(of, m, sums, (keys, others, started), rest,
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.find)(of, m, sums, {}))
+    each_thread(in_python, mine, logs, lambda m: as_written(Whole.put)(of, m, sums, (keys, others, started), rest,
                                                                        False))
     f = 2.0**(logs.cumsum(0) - logs.cumsum(0)[31])
     for rounded, left, exact in ((keys, rest[0], x / f), (others, rest[1], y * f)):
@@ -268,7 +269,7 @@ def test_a_chunk_by_one_product_is_near(in_python, K):
     of = Whole(SimpleNamespace(reverse=False), tile)
     def near(logs):
         in_python.votes.clear()
-        each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, {}, {}))
+        each_thread(in_python, mine, logs, lambda m: as_written(Whole.find)(of, m, {}, {}))
         return all(in_python.votes[::2])  # of threads of 32, each a vote here
     for sign in (1.0, -1.0):
         logs = torch.full((CHUNK, K), sign * MOST / 33)
@@ -291,7 +292,7 @@ def test_a_block_by_one_product_is_near(in_python, K):
     of, found = Whole(SimpleNamespace(reverse=False), tile), {}
     def near(logs):
         in_python.votes.clear()
-        each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, {}, found))
+        each_thread(in_python, mine, logs, lambda m: as_written(Whole.find)(of, m, {}, found))
         return all(in_python.votes[1::2])
     logs = torch.full((CHUNK, K), -MOST / 8.1)
     assert near(logs) and set(found.values()) == {BLOCKS}

@@ -10,6 +10,7 @@ import torch
 
 from tests.cpu.linear_attention.channels.test_channel_columns import swizzled
 from tests.helpers.emulation import warp as warp_emulation
+from tests.helpers.emulation.written import as_written
 from tkq.linear_attention.blocks import pairs, qk_tiles, scores
 from tkq.linear_attention.blocks.pairs import BlockInverse
 from tkq.linear_attention.blocks.plan import by_blocks
@@ -74,7 +75,7 @@ def in_place(monkeypatch, names):
     for kind in (Blocks, BlockInverse, BlockScores):
         for name, f in list(vars(kind).items()):
             if hasattr(f, "__wrapped__"):
-                monkeypatch.setattr(kind, name, f.__wrapped__)
+                monkeypatch.setattr(kind, name, as_written(f))
 
 
 @pytest.fixture(autouse=True)
