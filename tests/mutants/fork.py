@@ -40,6 +40,7 @@ def run(program: list[str], root: pathlib.Path, environment: dict, output: pathl
 
 def _begin(program, root, environment, output):
     os.setsid()
+    threading.Thread(target=_end_with_the_runner, daemon=True).start()
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
@@ -53,3 +54,9 @@ def _begin(program, root, environment, output):
     sys.path[:] = [root, *(place for place in sys.path if place not in ("", here))]
     sys.argv = [*program]
     runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with_the_runner():
+    """A deadlock would keep the GPU busy for good."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os.killpg(0, signal.SIGKILL)

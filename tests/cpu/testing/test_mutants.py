@@ -5,6 +5,9 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -134,3 +137,42 @@ def test_a_test_under_pressure_is_run_without_pytest():
     assert "--slow" in runner.program(("tests/gpu/pointwise/test_rope.py::test_x[1]",))  # by name, slow or not
     assert runner.program(("tests/gpu/pointwise/test_rope.py -k 'a b'",))[-3:] == ["tests/gpu/pointwise/test_rope.py",
                                                                                    "-k", "a b"]
+
+
+OF_A_RUNNER = """
+import os, pathlib, sys
+from tests.mutants import fork
+if __name__ == "__main__":
+    root = pathlib.Path(sys.argv[1])
+    fork.run(["sleeper"], root, {**os.environ, "PYTHONPATH": str(root)}, root / "out", 100)
+"""
+
+
+def test_what_runs_ends_with_its_runner(tmp_path):
+    """As a kernel that waits forever has to, which would take its share of the GPU."""
+    (tmp_path / "sleeper.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(100)")
+    (tmp_path / "runner.py").write_text(OF_A_RUNNER)
+    (tmp_path / "out").touch()
+    started = subprocess.Popen([sys.executable, str(tmp_path / "runner.py"), str(tmp_path)], cwd=tmp_path,
+                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+    until(lambda: (tmp_path / "out").read_text().strip())
+    child = int((tmp_path / "out").read_text())
+    started.kill()
+    started.wait()
+    until(lambda: not running(child))
+
+
+def until(there):
+    for _ in range(600):
+        if there():
+            return
+        time.sleep(0.1)
+    raise AssertionError("a minute is over")
+
+
+def running(process):
+    """Zombies are not."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
