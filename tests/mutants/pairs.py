@@ -1,4 +1,4 @@
-"""Faults in blocks of linear attention that have two heads, in warps that make factors, and in launches at a time."""
+"""Faults in blocks of linear attention that have two heads, in warps that make factors, and in concurrent launches."""
 from .mutant import family, pressed
 
 TESTS = "tests/gpu/linear_attention/"
@@ -6,7 +6,7 @@ PAIRS = (f"{TESTS}test_heads.py::test_mamba2[128-64-310-without1]",)
 SEGMENTS = (f"{TESTS}test_heads.py::test_segments[1000-5-token-False-64]",)
 SPLIT = (f"{TESTS}test_split.py::test_gates_of_tokens[1000-5]",)
 
-TOGETHER, WAITS = ((f"{TESTS}test_together.py::{name}",) for name in (
+TOGETHER, WAITS = ((f"{TESTS}test_concurrent_launches.py::{name}",) for name in (
     "test_the_same_bits[mamba2_ssd]", "test_streams_wait_for_each_other"))
 
 MUTANTS = (
@@ -43,7 +43,7 @@ MUTANTS = (
         ("factors_of_one_head_are_enough", "al.pipe(c.score_stages, 0, 4 * n, producers=warps or c.heads))",
          "al.pipe(c.score_stages, 0, 4 * n, producers=warps or 1))", SEGMENTS)),
     *family(
-        "linear", "tkq/linear_attention/split/together.py",
+        "linear", "tkq/linear_attention/split/concurrent.py",
         ("streams_begin_at_once", "stream.wait_stream(current)", "pass", WAITS),
         ("streams_are_not_waited_for", "current.wait_stream(stream)", "pass", WAITS),
         ("one_after_the_other", "hows = _worth([given for given, _ in there])", "hows = None", TOGETHER)),

@@ -66,6 +66,6 @@ MUTANTS = (
         ("no_bias_of_dt", "x = numbers[0] + numbers[2]", "x = numbers[0]", TYPES),
         ("one_d_for_a_head", "row = (at.head, at.part.v + j)", "row = (at.head, at.part.v)", SPACE)),
     *family(
-        "step", "tkq/runtime/call/replay_meet.c",
-        ("replayed_wherever_tensors_lie", "if (record->meetings != call->meetings) return 0;", "return 1;", CALLS)),
+        "step", "tkq/runtime/call/replay_overlap.c",
+        ("replayed_wherever_tensors_lie", "if (record->overlaps != call->overlaps) return 0;", "return 1;", CALLS)),
 )

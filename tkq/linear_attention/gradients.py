@@ -12,8 +12,8 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import NARROW
+from tkq.linear_attention.split.concurrent import concurrently
 from tkq.linear_attention.split.launch import launch
-from tkq.linear_attention.split.together import together
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -118,7 +118,7 @@ def _launched(saved, behind, scale, do, needs, final_too):
 
     values = Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
                    x=v if needs.g else None, reverse=True, cu=cu, apart=True), behind.scale
-    return over_values_together(
+    return over_values_concurrently(
         launch, v.shape[3], of_q if needs.q or needs.g else None, of_k if needs.k else None,
         values if needs.v or needs.g or needs.initial else None)
 
@@ -131,11 +131,11 @@ def parts_of(columns: int) -> tuple[slice, ...]:
     return slice(half), slice(half, None)
 
 
-def over_values_together(launch, columns: int, first, second, whole: tuple | None) -> tuple:
+def over_values_concurrently(launch, columns: int, first, second, whole: tuple | None) -> tuple:
     """What `launch` gives of three: first and second are functions from a part of V's columns to what it takes, whole
-    is that of all columns; None of None. At a time, where V is one part, those that take longest first."""
+    is that of all columns; None of None. Concurrently, where V is one part, those that take longest first."""
     if len(parts_of(columns)) == 1:
-        one, three, two = together(launch, first and first(slice(None)), whole, second and second(slice(None)))
+        one, three, two = concurrently(launch, first and first(slice(None)), whole, second and second(slice(None)))
         return one, two, three
     return *(make and over_values(columns, lambda part, make=make: launch(*make(part)), True)
              for make in (first, second)), whole and launch(*whole)

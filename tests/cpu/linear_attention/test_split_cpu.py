@@ -26,7 +26,7 @@ from tkq.linear_attention.split.plan import (
     SHORTEST,
     Sizes,
     Split,
-    fills_more_at_a_time,
+    leaves_sms_idle,
     split,
     time,
 )
@@ -41,16 +41,16 @@ SIZES = [Sizes(B, H, S, 128, V, 132, delta, reverse) for B, H, S, V, delta, reve
     (False, True))]
 
 
-def test_launches_at_a_time():
+def test_concurrent_launches():
     """Where waves of blocks, one launch after the other, leave a tenth of the SMs idle; never of segments."""
     one, pair = Split(2, 1), Split(2, 1, 2)
     for sms, heads, count in itertools.product((8, 132), range(1, 300), (2, 3)):
         busy = count * heads / (count * -(-heads // sms) * sms)
-        assert fills_more_at_a_time((((1, heads, 128), one),) * count, sms) == (busy < BUSY)
-    assert fills_more_at_a_time((((2, 80, 128), one), ((2, 80, 128), one), ((2, 80, 64), Split(1, 1))), 132)
-    assert not fills_more_at_a_time((((8, 80, 128), one),) * 3, 132)
-    assert not fills_more_at_a_time((((1, 4, 128), one), ((1, 4, 128), Split(2, 4))), 132)
-    blocks = fills_more_at_a_time((((1, 264, 64), pair),) * 2, 132), fills_more_at_a_time((((1, 132, 256), one),), 264)
+        assert leaves_sms_idle((((1, heads, 128), one),) * count, sms) == (busy < BUSY)
+    assert leaves_sms_idle((((2, 80, 128), one), ((2, 80, 128), one), ((2, 80, 64), Split(1, 1))), 132)
+    assert not leaves_sms_idle((((8, 80, 128), one),) * 3, 132)
+    assert not leaves_sms_idle((((1, 4, 128), one), ((1, 4, 128), Split(2, 4))), 132)
+    blocks = leaves_sms_idle((((1, 264, 64), pair),) * 2, 132), leaves_sms_idle((((1, 132, 256), one),), 264)
     assert blocks == (False, False), "two heads a block; two blocks a head"
 
 

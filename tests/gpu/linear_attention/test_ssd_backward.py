@@ -8,7 +8,7 @@ from tests.gpu.linear_attention.test_ssd_forward import BF16, F32, make, ours, w
 from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.split import together
+from tkq.linear_attention.split import concurrent
 from tkq.linear_attention.ssd import gradients as ssd_gradients
 from tkq.linear_attention.ssd.gradients import SsdGradients
 from tkq.linear_attention.suffix.launch import suffix_sums
@@ -47,7 +47,7 @@ def check(monkeypatch, given, of_state=True):
     want = mamba2_ssd_backward(dy.double(), None if dstates is None else dstates.double(), *wide(given))
     with monkeypatch.context() as m:
         m.setattr(ssd_gradients, "launch", launched)
-        m.setattr(together, "_worth", lambda given: None)  # one after the other
+        m.setattr(concurrent, "_worth", lambda given: None)  # one after the other
         m.setattr(ssd_gradients, "suffix_sums", sums)
         peer = ssd_gradients.backward(given, dy, dstates)
     # tensor cores cut off what they add to a sum of fp32: an ulp for each 16 tokens at most, and for each 16 columns

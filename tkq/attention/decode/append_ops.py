@@ -180,7 +180,7 @@ def _scales(call):
                          "be given, or both written")
     if call.k_scale.dim() == 3 and (call.k.shape[2] > MOST_OF_WARP or call.v.shape[2] > MOST_OF_WARP):
         raise NotImplementedError(f"{OP}: k has rows of {call.k.shape[2]}, v of {call.v.shape[2]}; supported with "
-                                  f"scales that are found are up to {MOST_OF_WARP}")
+                                  f"scales that are written are up to {MOST_OF_WARP}")
     rows = sum(0 if x is None else x.shape[0] * x.shape[1] for x in (call.k, call.v, call.q))
     if call.k_scale.dim() == 3 and rows >= MOST_ROWS:
         raise NotImplementedError(f"{OP}: k, v and q have {rows} rows; supported with scales that are written are "

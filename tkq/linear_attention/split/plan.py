@@ -143,7 +143,7 @@ def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
     return max(scores + groups * of_group, inverted) + parts + BARRIERS + (OUTPUTS if writes else 0)
 
 
-def fills_more_at_a_time(launches: tuple, sms: int) -> bool:
+def leaves_sms_idle(launches: tuple, sms: int) -> bool:
     """Do launches of whole sequences, one after the other, take waves of blocks that keep less than `BUSY` of the SMs
     busy? launches: of each ((sequences, computed heads, V), how)."""
     waves, blocks = 0, 0

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import over_values_together
+from tkq.linear_attention.gradients import over_values_concurrently
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.split.launch import launch
@@ -119,7 +119,7 @@ def _launched(saved, do, dfinal, needs, of_steps):
     of_x = Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
                  x=saved.x if of_steps or needs.D else None, reverse=True, state_v_first=True, cu=saved.cu,
                  steps=steps._replace(skip=saved.D, skip_gradient=needs.D)), 1.0
-    return over_values_together(
+    return over_values_concurrently(
         launch, do.shape[3], of_c if needs.C or of_steps else None, of_b if needs.B else None,
         of_x if needs.x or needs.D or needs.initial or of_steps else None)
 

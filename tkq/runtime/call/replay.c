@@ -144,7 +144,7 @@ int look(const CallCache *cache, Object *const *given, Size count, int recorded,
         for (int d = 0; d < t->ndim; ++d) hash = mixed(hash, (uint64_t)t->shape[d] << 32 ^ (uint64_t)t->strides[d]);
     }
     call->stream = NULL;
-    if (!call->tensors || call->device.device_type > kDLCUDA || !find_meetings(call)) return 0;
+    if (!call->tensors || call->device.device_type > kDLCUDA || !find_overlaps(call)) return 0;
     if (call->device.device_type == kDLCUDA) {
         if (torch.device.object && number(ask(&torch.device)) != call->device.device_id) return 0;
         if (torch.dlpack->current_work_stream(kDLCUDA, call->device.device_id, &call->stream)) {
@@ -191,7 +191,7 @@ static int same_other(Object *known, Object *given) {
 }
 
 static int fits(const CallCache *cache, const Record *record, const Call *call, Object *const *given) {
-    if (record == NULL || record->hash != call->hash || record->givens != call->count || !same_meetings(record, call) ||
+    if (record == NULL || record->hash != call->hash || record->givens != call->count || !same_overlaps(record, call) ||
         !same_device(record->device, call->device) || (cache->by_stream && record->stream != call->stream))
         return 0;
     for (int i = 0; i < call->count; ++i)

@@ -49,7 +49,7 @@ Size PyTuple_Size(Object *);
 
 enum { GIVENS = 40, MADE = 5, PARTS = 64, LISTS = 16, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
 enum { STEPS = 2, VIEWS = 20 };
-enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2, MEETINGS = 32 };
+enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2, OVERLAPS = 32 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST, OF_VIEW }; /* as replay.py */
 #define NAME "tkq.runtime.call.replay"
@@ -111,7 +111,7 @@ typedef struct {
     int refused; /* a function does not take such calls: they go the long way for good */
     Object *note; /* what `note` was given, or NULL */
     DLDevice device;
-    int givens, meetings, made, constants, views, parts, steps, results, is_tuple;
+    int givens, overlaps, made, constants, views, parts, steps, results, is_tuple;
     Step step[STEPS]; /* one after the other */
     Given given[GIVENS];
     Object *make[MADE], *owner[CONSTANTS];
@@ -130,26 +130,26 @@ typedef struct {
 /* Two tensors, by their places, where one begins before the other ends. */
 typedef struct {
     int16_t one, other;
-} Meeting;
+} Overlap;
 
 /* What a call is, and where its tensors lie. */
 typedef struct {
-    int count, meetings;
+    int count, overlaps;
     uint64_t hash;
     DLDevice device;
     void *stream;
     uint64_t tensors; /* a bit for each place */
     int16_t same[GIVENS];
     DLTensor tensor[GIVENS];
-    Meeting meeting[MEETINGS];
+    Overlap overlap[OVERLAPS];
 } Call;
 
 /* What the call is; 0 where it is none that can be remembered. recorded: a gradient may be. */
 int look(const CallCache *cache, Object *const *given, Size count, int recorded, Call *call);
 /* Which tensors lie between each other, or share memory. 0 for more than there is room for. */
-int find_meetings(Call *call);
+int find_overlaps(Call *call);
 /* Do they as the record's did? */
-int same_meetings(const Record *record, const Call *call);
+int same_overlaps(const Record *record, const Call *call);
 /* What is known of it, or NULL. */
 Record *find(CallCache *cache, const Call *call, Object *const *given);
 /* A user of the record less; NULL too. */

@@ -128,7 +128,7 @@ TVM_FFI_DLL_EXPORT Object *tkq_functions(Object *capsule) {
 
 static void record_given(Record *record, const Call *call, Object *given) {
     record->givens = call->count;
-    record->meetings = call->meetings;
+    record->overlaps = call->overlaps;
     for (int i = 0; i < call->count; ++i) {
         Given *to = &record->given[i];
         const DLTensor *t = &call->tensor[i];

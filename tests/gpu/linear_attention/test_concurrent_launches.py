@@ -1,9 +1,9 @@
-"""Launches of a backward at a time, on streams of their own: the same bits as one after the other."""
+"""Concurrent launches of a backward, on streams of their own: the same bits as one after the other."""
 import pytest
 import torch
 
 import tkq
-from tkq.linear_attention.split import together
+from tkq.linear_attention.split import concurrent
 
 BF16 = torch.bfloat16
 LONG = 300_000_000  # clocks: 150 ms
@@ -33,7 +33,7 @@ def gradients(function, given, do):
 
 def one_after_the_other(monkeypatch, function, given, do):
     with monkeypatch.context() as m:
-        m.setattr(together, "_worth", lambda given: None)
+        m.setattr(concurrent, "_worth", lambda given: None)
         return gradients(function, given, do)
 
 
@@ -43,8 +43,8 @@ def test_the_same_bits(name, monkeypatch):
     make, function = CALLS[name]
     given, seen = make(), []
     do = torch.randn_like(given[0])
-    want, at_a_time = one_after_the_other(monkeypatch, function, given, do), together._at_a_time
-    monkeypatch.setattr(together, "_at_a_time", lambda *x: seen.append(len(x[0])) or at_a_time(*x))
+    want, on_streams = one_after_the_other(monkeypatch, function, given, do), concurrent._on_streams
+    monkeypatch.setattr(concurrent, "_on_streams", lambda *x: seen.append(len(x[0])) or on_streams(*x))
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
     for i in range(40):
@@ -62,7 +62,7 @@ def test_the_same_bits(name, monkeypatch):
 def test_streams_wait_for_each_other(late, monkeypatch):
     """Where all memory and streams are there, so that nothing else waits: the GPU is still at it when the call is
     back."""
-    given, beside = ssd(), together._beside
+    given, beside = ssd(), concurrent._beside
     leaves = [x.requires_grad_() for x in given]
     o = tkq.mamba2_ssd(*leaves)
     do, arrives = torch.randn_like(o), torch.zeros_like(o)
@@ -78,7 +78,7 @@ def test_streams_wait_for_each_other(late, monkeypatch):
     torch.autograd.grad(o, leaves, arrives, retain_graph=True)
     torch.cuda.synchronize()
     if late == "what is beside":
-        monkeypatch.setattr(together, "_beside", delayed)
+        monkeypatch.setattr(concurrent, "_beside", delayed)
     else:
         torch.cuda._sleep(LONG)
     arrives.copy_(do)
@@ -93,9 +93,9 @@ def test_in_a_cuda_graph(name, monkeypatch):
     given = make()
     do = torch.randn_like(given[0])
     gradients(function, given, do)
-    graph, seen, at_a_time = torch.cuda.CUDAGraph(), [], together._at_a_time
+    graph, seen, on_streams = torch.cuda.CUDAGraph(), [], concurrent._on_streams
     with monkeypatch.context() as m, torch.cuda.graph(graph):
-        m.setattr(together, "_at_a_time", lambda *x: seen.append(len(x[0])) or at_a_time(*x))
+        m.setattr(concurrent, "_on_streams", lambda *x: seen.append(len(x[0])) or on_streams(*x))
         found = gradients(function, given, do)
     assert seen == [3]
     for x in (*given, do):

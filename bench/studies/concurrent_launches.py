@@ -1,7 +1,7 @@
-"""Forward and backward of linear attention and state spaces: the backward's launches at a time, or one after the other
-(see `tkq.linear_attention.split.together`).
+"""Forward and backward of linear attention and state spaces: the backward's launches concurrent, or one after the
+other (see `tkq.linear_attention.split.concurrent`).
 
-    python -m bench.studies.launches_together [--shapes ssd:2x8192x80x128,linear:1x1536x32]
+    python -m bench.studies.concurrent_launches [--shapes ssd:2x8192x80x128,linear:1x1536x32]
 
 bf16. ssd: mamba2_ssd with heads of 64, sequences, their length, heads and N; linear: linear_attn with a decay for each
 token, K = V = 128, sequences, their length and heads. A line for each: milliseconds. Exit status 2 without a GPU.
@@ -20,7 +20,7 @@ from bench.ops import linear_attention, mamba2_ssd
 from bench.ops.rows_common import randn
 from bench.peers import linear_attention as linear_peers
 from bench.peers import ssd as ssd_peers
-from tkq.linear_attention.split import together
+from tkq.linear_attention.split import concurrent
 from tkq.testing import timing
 
 SHAPES = ("ssd:8x2048x80x128,ssd:2x8192x80x128,ssd:1x32768x80x128,ssd:2x8192x80x64,linear:2x2048x32,linear:1x1536x32,"
@@ -32,10 +32,10 @@ def candidates(kind: str) -> dict:
     step = ssd_peers.training(mamba2_ssd.ours) if kind == "ssd" else linear_peers.training(tkq.linear_attn)
 
     def one_after_the_other(*given):
-        with mock.patch.object(together, "_worth", return_value=None):
+        with mock.patch.object(concurrent, "_worth", return_value=None):
             return step(*given)
 
-    return {"at a time": step, "one after the other": one_after_the_other}
+    return {"concurrent": step, "one after the other": one_after_the_other}
 
 
 def inputs(kind: str, i: int, sizes: tuple) -> tuple:

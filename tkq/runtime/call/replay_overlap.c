@@ -11,18 +11,18 @@ static const char *end_of(const DLTensor *t) {
     return (const char *)t->data + (last + 1) * ((t->dtype.bits * t->dtype.lanes + 7) / 8);
 }
 
-int find_meetings(Call *call) {
+int find_overlaps(Call *call) {
     const char *end[GIVENS];
     int places[GIVENS], tensors = 0;
-    call->meetings = 0;
+    call->overlaps = 0;
     for (int i = 0; i < call->count; ++i) {
         if (!(call->tensors >> i & 1) || call->same[i] != i) continue;
         end[tensors] = end_of(&call->tensor[i]);
         for (int j = 0; j < tensors; ++j) {
             const DLTensor *one = &call->tensor[places[j]], *other = &call->tensor[i];
             if ((const char *)one->data >= end[tensors] || (const char *)other->data >= end[j]) continue;
-            if (call->meetings == MEETINGS) return 0;
-            call->meeting[call->meetings++] = (Meeting){(int16_t)places[j], (int16_t)i};
+            if (call->overlaps == OVERLAPS) return 0;
+            call->overlap[call->overlaps++] = (Overlap){(int16_t)places[j], (int16_t)i};
         }
         places[tensors++] = i;
     }
@@ -32,10 +32,10 @@ int find_meetings(Call *call) {
 /* How far a tensor's first element is behind another's. */
 static Size apart(const void *one, const void *other) { return (Size)((uintptr_t)one - (uintptr_t)other); }
 
-int same_meetings(const Record *record, const Call *call) {
-    if (record->meetings != call->meetings) return 0;
-    for (int i = 0; i < call->meetings; ++i) {
-        int one = call->meeting[i].one, other = call->meeting[i].other;
+int same_overlaps(const Record *record, const Call *call) {
+    if (record->overlaps != call->overlaps) return 0;
+    for (int i = 0; i < call->overlaps; ++i) {
+        int one = call->overlap[i].one, other = call->overlap[i].other;
         if (apart(call->tensor[one].data, call->tensor[other].data) !=
             apart(record->given[one].first, record->given[other].first))
             return 0;
