@@ -84,8 +84,11 @@ def _ssd():
         yield f"mamba2_ssd{end}", spec
         yield f"mamba2_ssd_gated{end}", replace(spec, ssd=replace(skip, gated=True))
         yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)  # once more, for z's gradient
-        yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
-        yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
+        dc = LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
+        db = LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
+        for summed in (False, True)[:1 + (N > 64)]:  # of heads that share B and C by twos
+            yield f"mamba2_ssd_dc{end}{'-summed' * summed}", replace(dc, summed=summed)
+            yield f"mamba2_ssd_db{end}{'-summed' * summed}", replace(db, summed=summed)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
     yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
 
@@ -114,9 +117,11 @@ def _packed_ssd():
         yield f"{name}{end}", one
         yield f"{name}{end}-pool", replace(one, pool="int32")
     yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)
-    yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, 128, "token", "fp32", "fp32", dot=True, ssd=plain,
-                                            packed="int32")
-    yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, 128, "token", "fp32", reverse=True, ssd=plain, packed="int32")
+    dc = LinearSpec("bf16", 64, 128, "token", "fp32", "fp32", dot=True, ssd=plain, packed="int32")
+    db = LinearSpec("bf16", 64, 128, "token", "fp32", reverse=True, ssd=plain, packed="int32")
+    for summed in (False, True):
+        yield f"mamba2_ssd_dc{end}{'-summed' * summed}", replace(dc, summed=summed)
+        yield f"mamba2_ssd_db{end}{'-summed' * summed}", replace(db, summed=summed)
     yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
 
 

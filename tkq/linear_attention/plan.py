@@ -46,7 +46,7 @@ def _room(spec, groups, heads, ahead):
     elif spec.ssd or ahead * heads > 2:  # factors of more stages, or of more kinds
         rest += 2048 * (ahead * heads - 1)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
-    return stages, 1 + (plain(spec) and (SHARED - rest - groups * tile) // stage >= stages)
+    return stages, 1 + (plain(spec) and not spec.summed and (SHARED - rest - groups * tile) // stage >= stages)
 
 
 def paired(spec: LinearSpec) -> bool:

@@ -69,7 +69,7 @@ class LinearSpec:
         128 at most, without delta, strict, others and ssd. With dot pairs of a chunk are used both ways, by the launch
         with a second query: that with a second key and value sees other chunks alone (see `engine.both_ways`).
     summed: outputs are of two neighbouring heads each, which share values, or of second operands ones of them; every
-        head has queries of its own. With second, and value_dim above 64.
+        head has queries of its own. With second, or with ssd without skip and gated; value_dim above 64.
     less: with second "pair": another tensor, which is taken off what comes out; with dot it is added.
     kept: of keys, or reversed of queries, that are what the delta rule's forward has kept with updates: beta's dtype,
         which makes corrected values of them. Without delta and ssd; or None.
@@ -184,8 +184,10 @@ class LinearSpec:
         if self.second and (others or (self.second == "query" and not self.writes)):
             raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
                              "without delta, strict, others and ssd, and of segments' states 'pair' alone")
-        if self.summed and not (self.second and self.writes and self.value_dim > GROUP):
-            raise ValueError(f"LinearSpec: summed, allowed is with second, outputs and value_dim above {GROUP}")
+        of_ssd = self.ssd and self.ssd.skip is None and not self.ssd.gated
+        if self.summed and not ((self.second or of_ssd) and self.writes and self.value_dim > GROUP):
+            raise ValueError("LinearSpec: summed, allowed is with second, or with ssd without skip and gated, with "
+                             f"outputs and value_dim above {GROUP}")
         if self.kept and (self.delta or self.ssd):
             raise ValueError("LinearSpec: kept, allowed is without delta and ssd")
         if self.less and not (self.second == "pair" and self.writes):

@@ -336,7 +336,8 @@ class LinearAttention:
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
         the ring of outputs)."""
         wg, chunk, stage, of_scores, skip, written = at
-        self.neighbours.give(s, t, c.o, (wg, written))
+        if not self.ssd.finishes:
+            self.neighbours.give(s, t, c.o, (wg, written))
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
             tk.load_T(x, s.x[self.tile(stage, wg)])
@@ -347,6 +348,8 @@ class LinearAttention:
             write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
+        if self.ssd.finishes:
+            self.neighbours.give(s, t, c.o, (wg, written))
         self.neighbours.put(s, t, self.ssd.result(c, self.delta.result(c)), c.x, (wg, written),
                             lambda x: self.put(g.o, s, t, x, chunk, wg), True)
         if self.second.query:

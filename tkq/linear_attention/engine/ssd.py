@@ -161,8 +161,8 @@ class Ssd:
                 mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])
 
     def finish(self, c, s, mine, stage, read_values):
-        """c.x = a chunk's outputs, rounded, from c.o, c.v and z, which is in c.x. With sums of o times x values are
-        read anew, and of a wide state: registers had o, x and s."""
+        """c.x = a chunk's outputs, rounded, from c.o, c.v and z, which is in c.x; summed, c.o, in fp32. With sums of o
+        times x values are read anew, and of a wide state: registers had o, x and s."""
         if not self.finishes:
             return
         if self.apart or self.spec.head_dim > NARROW:
@@ -175,7 +175,10 @@ class Ssd:
         if self.gets:
             tk.load_shared_cols(c.beta, s.gate.dt[None, stage])
             d = c.beta
-        tk.apply_narrow(c.x, self.output, c.o, c.v, c.x, d, skip)
+        if not self.spec.summed:
+            tk.apply_narrow(c.x, self.output, c.o, c.v, c.x, d, skip)
+        elif self.gets:
+            tk.mul_col(c.o, c.o, d)
 
     def output(self, o, v, z, d, skip):
         """An element of the outputs."""
@@ -189,7 +192,7 @@ class Ssd:
 
     def result(self, c, plain):
         """What goes to global memory: `plain`, where there is nothing to finish."""
-        return c.x if self.finishes else plain
+        return c.x if self.finishes and not self.spec.summed else plain
 
     @cute.jit
     def put_skip(self, g, t, mine, row0):

@@ -109,8 +109,8 @@ def by_blocks(given: Given) -> Given:
 
 
 def sums_neighbours(given: Given) -> bool:
-    """Can a launch with second operands add up outputs of neighbouring heads? Where these share values by twos, and a
-    block has two groups of V's columns."""
+    """Can a launch with second operands, or one of Mamba-2's for B and C, add up outputs of neighbouring heads? Where
+    these share values by twos, and a block has two groups of V's columns."""
     heads, of_values = given.q.shape[2], given.v.shape[2]
     if not heads or heads // of_values % 2 or given.v.shape[3] <= GROUP:
         return False
