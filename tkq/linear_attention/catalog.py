@@ -6,7 +6,7 @@ from tkq.linear_attention.blocks.plan import by_blocks
 from tkq.linear_attention.blocks.plan import plan as of_blocks
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
-from tkq.linear_attention.spec import GATES, LinearSpec, ProductsSpec, SsdSpec, SuffixSpec
+from tkq.linear_attention.spec import GATES, LinearSpec, ProductsSpec, SsdSpec, StepSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.linear_attention.suffix.launch import products_recipe
@@ -128,10 +128,13 @@ def _packed_ssd():
 def _sums():
     """What gates' gradients are made of, linear attention's, of V and K of 64 and 128, and Mamba-2's, whose V is 64,
     without and with the final state's; those of packed sequences; and what states add where segments end."""
-    kinds = [(x, less, False) for x, less in itertools.product((1, 2), repeat=2)] + [(1, 1, True), (2, 1, True)]
-    found = [SuffixSpec(*kind, end) for kind, end in itertools.product(kinds, (False, True))]
-    for spec in (*found, SuffixSpec(2, 2, end=True, packed="int32"), SuffixSpec(2, 1, True, True, "int32")):
-        name = f"linear_attn_suffix_sums-{spec.x}-{spec.less}{'-factor' * spec.factor}{'-end' * spec.end}"
+    steps = StepSpec("bf16", "fp32", softplus=True)
+    kinds = [(x, less, None) for x, less in itertools.product((1, 2), repeat=2)] + [(1, 1, steps), (2, 1, steps)]
+    found = [SuffixSpec(x, less, end=end, steps=of) for (x, less, of), end in itertools.product(kinds, (False, True))]
+    for spec in (*found, SuffixSpec(2, 2, end=True, packed="int32"),
+                 SuffixSpec(2, 1, end=True, packed="int32", steps=steps)):
+        op = "mamba2_ssd_steps" if spec.steps else "linear_attn_suffix_sums"
+        name = f"{op}-{spec.x}-{spec.less}{'-end' * spec.end}"
         yield Shipped(name + "-packed" * bool(spec.packed), suffix_recipe(spec), Expectation(instructions=("DADD",)))
     for K in SIZES:
         yield Shipped(f"linear_attn_state_products-k{K}", products_recipe(ProductsSpec(K)),

@@ -24,7 +24,7 @@ from tkq.linear_attention.launch import Given
 from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.split.launch import launch, sums_neighbours
 from tkq.linear_attention.ssd.forward import SsdSaved, forward
-from tkq.linear_attention.suffix.launch import suffix_sums
+from tkq.linear_attention.suffix.launch import step_gradients, suffix_sums
 from tkq.reference import ssd as reference
 
 
@@ -129,10 +129,17 @@ def _of_neighbours(given):
     return given._replace(summed=sums_neighbours(given))
 
 
+def _by_launch(dots):
+    """Are there kernels for what follows from these sums?"""
+    return dots.is_cuda and dots.dtype == torch.float32 and dots.numel() > 0
+
+
 def _of_steps(saved, of_c, of_x, at_end, of=None):
     """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv. of: the
     tokens' `TokenSequences`, where sequences are packed: what stands in tokens of none is in no sum, not even times
     0."""
+    if _by_launch(of_x.dots):
+        return step_gradients(of_c, of_x, saved.steps, at_end, saved.cu)
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)

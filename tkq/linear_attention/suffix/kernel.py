@@ -12,6 +12,7 @@ import tkq.tile as tk
 from tkq.linear_attention.engine.packed import Piece, Sequences
 from tkq.linear_attention.spec import SuffixSpec
 from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE
+from tkq.linear_attention.suffix.steps import StepOperands, Steps
 from tkq.runtime.compile import fake
 
 THREADS = HEADS * LANES
@@ -19,19 +20,20 @@ THREADS = HEADS * LANES
 
 class Given(NamedTuple):
     """As `SuffixSums` has them. totals: (B, N, H) fp64, room for those of N segments of each sequence. cu: None, or
-    (N + 1,), where N packed sequences begin and end."""
+    (N + 1,), where N packed sequences begin and end. steps: None, or in the place of y."""
 
     x: cute.Tensor
     less: Optional[cute.Tensor]
     factor: Optional[cute.Tensor]
     end: Optional[cute.Tensor]
     totals: cute.Tensor
-    y: cute.Tensor
+    y: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
+    steps: Optional[StepOperands]
 
     @property
     def tokens(self):
-        return self.y.shape[1]
+        return self.x.shape[2]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Task:
 
 
 class SuffixSums:
-    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - factor[b, i, h] * less[b, i, h] over i >= t.
+    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - factor[b, i, h] * less[b, i, h] over i >= t; or what Mamba-2's
+    step sizes get of that, which are the factor (see `Steps`).
 
     x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. factor: (B, S, H). end: (B, H). y:
     (B, S, H). Of packed sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
@@ -63,7 +66,7 @@ class SuffixSums:
     """
 
     def __init__(self, spec: SuffixSpec):
-        self.spec, self.sequences = spec, Sequences(spec)
+        self.spec, self.sequences, self.steps = spec, Sequences(spec), Steps(spec.steps)
 
     def fake_arguments(self):
         """Compiled for any B, S, H, and any number of sequences and segments."""
@@ -77,7 +80,8 @@ class SuffixSums:
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
         totals = fake.tensor("fp64", (fake.sym(), fake.sym(), H), align=8)
         return of(True, spec.x, B, S, H), (of(spec.less, spec.less, B, S, H), of(spec.factor, B, S, H),
-                                           of(spec.end, N, H), totals, of(True, B, S, H), cu)
+                                           of(spec.end, N, H), totals, of(not spec.steps, B, S, H), cu,
+                                           self.steps.fake_operands(B, S, H))
 
     @cute.jit
     def __call__(self, x: cute.Tensor, others: Any, stream: cuda.CUstream):
@@ -124,13 +128,18 @@ class SuffixSums:
         if const_expr(self.spec.end):
             if t.of.state >= 0:
                 total[0] = total[0] + Float64(x.end[t.of.state, t.head])
+        of_steps = self.steps.begin()
         for i in cutlass.range(t.tile1 - t.tile0, unroll=1):
             self.load(values, x, t, t.tile1 - 1 - i)
             for e in cutlass.range_constexpr(EACH - 2, -1, -1):
                 values[e] = values[e] + values[e + 1]
             self.scan(sums, t, values[0])
-            self.store(x.y, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i)
+            self.store(x, values, total[0] + self.behind(sums, t, t.lane + 1), t, t.tile1 - 1 - i, of_steps)
             total[0] = total[0] + self.behind(sums, t, 0)
+        for k in cutlass.range_constexpr(2 if self.steps.there else 0):
+            self.scan(sums, t, of_steps[k])
+            if t.here and t.lane == 0:
+                x.steps.sums[k, t.row, t.segment, t.head] = self.behind(sums, t, 0)
 
     def behind_segment(self, sums: cute.Tensor, x: Given, t):
         """The total of the segments behind: a lane has each sixteenth of them."""
@@ -154,6 +163,8 @@ class SuffixSums:
                 taken = self.sum_of_parts(x.less, at)
                 if const_expr(self.spec.factor):
                     taken = taken * Float64(x.factor[at])
+                if const_expr(self.steps.there):
+                    taken = taken * Float64(self.steps.sizes(x.steps, at)[2])
                 value = value - taken
             values[e] = cutlass.select_(token < t.of.rows, value, Float64(0.0))
 
@@ -185,8 +196,12 @@ class SuffixSums:
             tk.sync_block()
 
     @cute.jit
-    def store(self, y: cute.Tensor, values: cute.Tensor, behind, t, tile):
+    def store(self, x: Given, values: cute.Tensor, behind, t, tile, of_steps: Any):
         for e in cutlass.range_constexpr(EACH):
             token = tile * TILE + t.lane * EACH + e
             if t.here and token < t.of.end - t.of.first:
-                y[t.batch, t.of.first + token, t.head] = Float32(values[e] + behind)
+                at, found = (t.batch, t.of.first + token, t.head), Float32(values[e] + behind)
+                if const_expr(self.steps.there):
+                    self.steps.put(x.steps, at, token < t.of.rows, found, self.sum_of_parts(x.less, at), of_steps)
+                else:
+                    x.y[at] = found

@@ -1,11 +1,14 @@
 """Sums from each token to the last, and products of states that they end with, of torch tensors."""
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.launch import Made, Steps
 from tkq.linear_attention.packed_sequences import token_sequences
-from tkq.linear_attention.spec import ProductsSpec, SuffixSpec
+from tkq.linear_attention.spec import ProductsSpec, StepSpec, SuffixSpec
 from tkq.linear_attention.suffix.plan import segment_count
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -47,6 +50,37 @@ def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = N
     return y if end is None else y + end[:, None]
 
 
+class StepGradients(NamedTuple):
+    """What Mamba-2's step sizes get: ddt (B, S, H), of dt's dtype; dA and dbias (H,), of A's and bias's; dbias None
+    without a bias."""
+
+    ddt: Tensor
+    dA: Tensor
+    dbias: Tensor | None
+
+
+def step_gradients(of_c: Made, of_x: Made, steps: Steps, end: Tensor | None = None,
+                   cu: Tensor | None = None) -> StepGradients:
+    """Of `suffix.steps.Steps`, by the launches of `suffix_sums`: of_c, of_x: what gave dC and dx, with their sums and
+    diagonals. end, cu: as `suffix_sums` has them. Of float32 sums on a GPU, of one token at least."""
+    (dt, A, bias, softplus, low, high, *_), cuts = steps, cu
+    x, less = _in_parts(of_c.dots), _in_parts(of_x.dots)
+    end = end if end is None or len(end) else None  # of no sequences
+    names = [t if t is None else dtypes.name_of(t.dtype) for t in (dt, bias, cuts)]
+    key = x.get_device(), len(x), len(less), False, end is not None, names[2], StepSpec(*names[:2], softplus)
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(recipe(SuffixSpec(*key[1:6], steps=key[6])))
+    (B, S, H), ddt = dt.shape, dt.new_empty(dt.shape)
+    rows, count = (B, segment_count(S)) if cuts is None else (len(cuts) + 1, segment_count(S, len(cuts) - 1))
+    totals, sums = (torch.empty(shape, device=x.device, dtype=torch.float64) for shape in (
+        (rows, count, H), (2, rows, count, H)))
+    operands = dt, A, bias, low, high, of_c.diagonal, of_x.diagonal, ddt, sums
+    _launchers[key](x, (less, None, end, totals, None, cuts, operands))
+    dA, dbias = sums.sum((1, 2)).unbind(0)
+    return StepGradients(ddt, dA.to(A.dtype), None if bias is None else dbias.to(bias.dtype))
+
+
 def state_products(x: Tensor, y: Tensor, scale: float) -> Tensor:
     """(R, H): scale times the sum of x times y, over V and K, of states (R, H, V, K), with K contiguous.
 
@@ -79,5 +113,5 @@ def _launched(x, less, factor, end, cu):
     if y.numel():
         rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
         totals = torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
-        _launchers[key](x, (less, factor, end, totals, y, cu))
+        _launchers[key](x, (less, factor, end, totals, y, cu, None))
     return y

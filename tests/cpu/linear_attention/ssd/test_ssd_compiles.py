@@ -42,9 +42,9 @@ def test_the_widest(name, machine_code):
 @pytest.mark.parametrize("name", ["mamba2_ssd-bf16-n128-p64", "mamba2_ssd_gated-bf16-n64-p64-states",
                                   "mamba2_ssd_dc-bf16-n128-p64", "mamba2_ssd_db-bf16-n64-p64-states",
                                   "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums-2-2",
-                                  "linear_attn_suffix_sums-2-1-factor-end"])
+                                  "mamba2_ssd_steps-2-1-end"])
 @pytest.mark.sampled(when=lambda name: name in (
-    "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums-2-1-factor-end"))
+    "mamba2_ssd_dx-bf16-n128-p64-states", "mamba2_ssd_steps-2-1-end"))
 @pytest.mark.machine_code(recipe=lambda name: of_name(shipped(), name).recipe)
 def test_shipped(name, machine_code):
     sass.assert_sass(machine_code, of_name(shipped(), name).expectation)

@@ -120,7 +120,8 @@ def test_kernels_of_calls_are_those_that_are_shipped(N, gated):
             found = tkq.mamba2_ssd(**leaves, dt_softplus=True, return_final_states=final)
             found = found if final else (found,)
             torch.autograd.grad(found, list(leaves.values()), [torch.zeros_like(x) for x in found])
-            assert len(seen) == (8 if gated else 7) and {recipe for recipe, _ in seen} <= recipes
+            # of two heads that share B and C, where a cluster adds up what they give, no launch does
+            assert len(seen) == (8 if gated else 7) - 2 * (N > 64) and {recipe for recipe, _ in seen} <= recipes
 
 
 @pytest.mark.parametrize("gated", [False, True])
