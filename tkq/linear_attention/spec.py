@@ -293,21 +293,18 @@ class SuffixSpec:
     """Sums over each token and those behind it (see `suffix.kernel.SuffixSums`). x, less: of how many parts these are
     sums; less 0: nothing is taken off. packed: dtype of cu_seqlens, or None. pool: none of the states that
     `engine.packed` finds for the engine. steps: what is taken off is multiplied by Mamba-2's step sizes, whose
-    gradients come out; without factor; or None."""
+    gradients come out; with less; or None."""
 
     x: int = 1
     less: int = 0
-    factor: bool = False
     end: bool = False
     packed: str | None = None
     pool = None
     steps: StepSpec | None = None
 
     def __post_init__(self):
-        if self.factor and not self.less:
-            raise ValueError("SuffixSpec: factor, allowed is with less")
-        if self.steps and (self.factor or not self.less):
-            raise ValueError("SuffixSpec: steps, allowed is with less and without factor")
+        if self.steps and not self.less:
+            raise ValueError("SuffixSpec: steps, allowed is with less")
         for name, got, least in (("x", self.x, 1), ("less", self.less, 0)):
             if not least <= got <= PARTS:
                 raise ValueError(f"SuffixSpec: {name} is {got}, allowed are {least} to {PARTS}")

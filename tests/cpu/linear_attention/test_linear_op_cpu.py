@@ -71,8 +71,8 @@ def test_gradients_are_made_of_launches(monkeypatch, gate, V, scale):
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 1000])
 def test_suffix_sums(tokens):
     x = torch.randn(2, tokens, 3, dtype=torch.float64)
-    less, factor, end = torch.randn_like(x), torch.randn_like(x), torch.randn(2, 3, dtype=torch.float64)
-    for given, of in (((), x), ((less,), x - less), ((less, factor), x - factor * less)):
+    less, end = torch.randn_like(x), torch.randn(2, 3, dtype=torch.float64)
+    for given, of in (((), x), ((less,), x - less)):
         want = torch.stack([of[:, t:].sum(1) for t in range(tokens)], 1) if tokens else of
         torch.testing.assert_close(suffix_sums(x, *given), want)
         torch.testing.assert_close(suffix_sums(x, *given, end=end), want + end[:, None])

@@ -3,7 +3,7 @@ import itertools
 
 import pytest
 
-from tkq.linear_attention.spec import ProductsSpec, SuffixSpec
+from tkq.linear_attention.spec import ProductsSpec, StepSpec, SuffixSpec
 from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE, segment_count
 
 
@@ -32,7 +32,8 @@ def test_a_block_has_whole_warps():
 
 
 @pytest.mark.parametrize("given, words", [(dict(x=0), "x is 0, allowed are 1 to 8"), (dict(less=9), "less is 9"),
-                                          (dict(factor=True), "factor"), (dict(packed="fp32"), "packed")])
+                                          (dict(steps=StepSpec("bf16")), "steps, allowed is with less"),
+                                          (dict(packed="fp32"), "packed")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"SuffixSpec: {words}"):
         SuffixSpec(**given)

@@ -35,9 +35,9 @@ def gradients(given, dy, dstates):
     return [None if x is None else next(found) for x in leaves]
 
 
-def sums(x, less, factor, end, cu):
+def sums(x, less, end, cu):
     """`suffix_sums` by torch, in float64."""
-    return suffix_sums(*(None if y is None else y.double() for y in (x, less, factor, end)), cu).float()
+    return suffix_sums(*(None if y is None else y.double() for y in (x, less, end)), cu).float()
 
 
 def check(monkeypatch, given, of_state=True):

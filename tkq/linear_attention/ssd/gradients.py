@@ -143,7 +143,7 @@ def _of_steps(saved, of_c, of_x, at_end, of=None):
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)
-    dg = suffix_sums(of_c.dots, of_x.dots, d, at_end, saved.cu)
+    dg = suffix_sums(of_c.dots, d * of_x.dots, at_end, saved.cu)
     of_v = torch.addcmul(of_x.dots, of_c.diagonal, of_x.diagonal)
     ddt = reference.step_sizes_backward(torch.addcmul(of_v, saved.A, dg), raw, *how)
     if of is not None:

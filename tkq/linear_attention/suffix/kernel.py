@@ -24,7 +24,6 @@ class Given(NamedTuple):
 
     x: cute.Tensor
     less: Optional[cute.Tensor]
-    factor: Optional[cute.Tensor]
     end: Optional[cute.Tensor]
     totals: cute.Tensor
     y: Optional[cute.Tensor]
@@ -53,10 +52,10 @@ class Task:
 
 
 class SuffixSums:
-    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - factor[b, i, h] * less[b, i, h] over i >= t; or what Mamba-2's
-    step sizes get of that, which are the factor (see `Steps`).
+    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - less[b, i, h] over i >= t; or what Mamba-2's step sizes get of
+    that, which less is times then (see `Steps`).
 
-    x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. factor: (B, S, H). end: (B, H). y:
+    x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. end: (B, H). y:
     (B, S, H). Of packed sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
 
     Two launches of the same blocks, of 32 heads of a segment of a sequence's tokens each. In the first one a block adds
@@ -79,9 +78,8 @@ class SuffixSums:
         spec = self.spec
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
         totals = fake.tensor("fp64", (fake.sym(), fake.sym(), H), align=8)
-        return of(True, spec.x, B, S, H), (of(spec.less, spec.less, B, S, H), of(spec.factor, B, S, H),
-                                           of(spec.end, N, H), totals, of(not spec.steps, B, S, H), cu,
-                                           self.steps.fake_operands(B, S, H))
+        return of(True, spec.x, B, S, H), (of(spec.less, spec.less, B, S, H), of(spec.end, N, H), totals,
+                                           of(not spec.steps, B, S, H), cu, self.steps.fake_operands(B, S, H))
 
     @cute.jit
     def __call__(self, x: cute.Tensor, others: Any, stream: cuda.CUstream):
@@ -161,8 +159,6 @@ class SuffixSums:
             value = self.sum_of_parts(x.x, at)
             if const_expr(self.spec.less):
                 taken = self.sum_of_parts(x.less, at)
-                if const_expr(self.spec.factor):
-                    taken = taken * Float64(x.factor[at])
                 if const_expr(self.steps.there):
                     taken = taken * Float64(self.steps.sizes(x.steps, at)[2])
                 value = value - taken

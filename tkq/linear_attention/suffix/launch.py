@@ -27,21 +27,19 @@ def products_recipe(spec: ProductsSpec) -> Recipe:
     return Recipe("tkq.linear_attention.suffix.products:StateProducts", (spec,))
 
 
-def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = None,
-                end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
-    """(B, S, H): of each token the sum of x - factor * less over it and those behind it, and end (B, H). x and less are
-    (B, S, H), or (P, B, S, H), of parts whose sums are meant; factor (B, S, H) goes with less. cu: (N + 1,), where
-    packed sequences begin and end, as `edges` has it: sums end with a sequence, end is (N, H); tokens of no sequence
-    have 0, whatever is there.
+def suffix_sums(x: Tensor, less: Tensor | None = None, end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
+    """(B, S, H): of each token the sum of x - less over it and those behind it, and end (B, H). x and less are
+    (B, S, H), or (P, B, S, H), of parts whose sums are meant. cu: (N + 1,), where packed sequences begin and end, as
+    `edges` has it: sums end with a sequence, end is (N, H); tokens of no sequence have 0, whatever is there.
 
     float32 on a GPU: in float64 within, by two launches, in an order that sizes alone decide. (torch.cumsum adds in one
     that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are asked for.)
     Others by torch.cumsum, in their own type."""
     if x.is_cuda and x.dtype == torch.float32:
-        return _launched(_in_parts(x), _in_parts(less), factor, end, cu)
+        return _launched(_in_parts(x), _in_parts(less), end, cu)
     x, less = (y if y is None or y.dim() == 3 else y.sum(0) for y in (x, less))
     if less is not None:
-        x = x - (less if factor is None else factor * less)
+        x = x - less
     if cu is not None:
         of = token_sequences(cu, x.shape[1])
         y = of.suffix_sums(x)
@@ -67,16 +65,16 @@ def step_gradients(of_c: Made, of_x: Made, steps: Steps, end: Tensor | None = No
     x, less = _in_parts(of_c.dots), _in_parts(of_x.dots)
     end = end if end is None or len(end) else None  # of no sequences
     names = [t if t is None else dtypes.name_of(t.dtype) for t in (dt, bias, cuts)]
-    key = x.get_device(), len(x), len(less), False, end is not None, names[2], StepSpec(*names[:2], softplus)
+    key = x.get_device(), len(x), len(less), end is not None, names[2], StepSpec(*names[:2], softplus)
     if key not in _launchers:
         arch.require_hopper(x.device)
-        _launchers[key] = function(recipe(SuffixSpec(*key[1:6], steps=key[6])))
+        _launchers[key] = function(recipe(SuffixSpec(*key[1:5], steps=key[5])))
     (B, S, H), ddt = dt.shape, dt.new_empty(dt.shape)
     rows, count = (B, segment_count(S)) if cuts is None else (len(cuts) + 1, segment_count(S, len(cuts) - 1))
     totals, sums = (torch.empty(shape, device=x.device, dtype=torch.float64) for shape in (
         (rows, count, H), (2, rows, count, H)))
     operands = dt, A, bias, low, high, of_c.diagonal, of_x.diagonal, ddt, sums
-    _launchers[key](x, (less, None, end, totals, None, cuts, operands))
+    _launchers[key](x, (less, end, totals, None, cuts, operands))
     dA, dbias = sums.sum((1, 2)).unbind(0)
     return StepGradients(ddt, dA.to(A.dtype), None if bias is None else dbias.to(bias.dtype))
 
@@ -101,17 +99,17 @@ def _in_parts(x):
     return x if x is None or x.dim() == 4 else x[None]
 
 
-def _launched(x, less, factor, end, cu):
+def _launched(x, less, end, cu):
     _, B, S, H = x.shape
     y = x.new_empty(B, S, H)
     end = end if end is None or len(end) else None  # of no sequences
     packed = None if cu is None else dtypes.name_of(cu.dtype)
-    key = x.get_device(), len(x), 0 if less is None else len(less), factor is not None, end is not None, packed
+    key = x.get_device(), len(x), 0 if less is None else len(less), end is not None, packed
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:])))
     if y.numel():
         rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
         totals = torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
-        _launchers[key](x, (less, factor, end, totals, y, cu, None))
+        _launchers[key](x, (less, end, totals, y, cu, None))
     return y

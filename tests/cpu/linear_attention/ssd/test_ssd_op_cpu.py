@@ -11,7 +11,7 @@ from tkq.linear_attention.catalog import shipped
 from tkq.linear_attention.config import LinearConfig
 from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.plan import SHARED, plan
-from tkq.linear_attention.spec import LinearSpec, SsdSpec, SuffixSpec
+from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.reference.ssd import mamba2_ssd as recurrence
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -210,8 +210,3 @@ def test_what_a_spec_refuses(given, words):
 def test_what_a_spec_of_steps_refuses(given, words):
     with pytest.raises(ValueError, match=f"SsdSpec: {words}"):
         SsdSpec(**dict(dt="bf16") | given)
-
-
-def test_a_factor_is_of_what_is_taken_off():
-    with pytest.raises(ValueError, match="SuffixSpec: factor"):
-        SuffixSpec(factor=True)
