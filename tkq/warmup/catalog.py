@@ -52,7 +52,7 @@ _BEGINNINGS = {
     "cascade_attention": ("decode", "plan_decode", "merge_state"),
     "plan_cascade": ("plan_decode",),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn", "column_decays", "rmsnorm"),
-    "mamba2_ssd": ("mamba2_ssd", "linear_attn_combined", "linear_attn_suffix_sums", "linear_attn_shared_heads"),
+    "mamba2_ssd": ("mamba2_ssd", "linear_attn_combined", "linear_attn_shared_heads"),
     "gemm": ("gemm", "swiglu", "geglu"),
     "linear_attn_step": ("step_linear_attn",),
     "gated_delta_rule_step": ("step_gated_delta_rule",),

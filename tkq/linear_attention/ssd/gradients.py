@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import over_values_concurrently
+from tkq.linear_attention.gradients import over_values_concurrently, parts_of
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.packed_sequences import token_sequences
 from tkq.linear_attention.split.launch import launch, sums_neighbours
@@ -108,25 +108,30 @@ def _launched(saved, do, dfinal, needs, of_steps):
     def of_c(part):
         first = None if initial is None else initial[:, :, part]
         final = torch.float32 if of_steps and dfinal is not None else None
-        return _of_neighbours(Given(do[..., part], saved.x[..., part], saved.B, initial=first, final=final,
-                                    x=saved.C if of_steps else None, steps=steps, cu=saved.cu, apart=True)), 1.0
+        return Given(do[..., part], saved.x[..., part], saved.B, initial=first, final=final,
+                     x=saved.C if of_steps else None, steps=steps, cu=saved.cu, apart=True)
 
     def of_b(part):
         last = None if dfinal is None else dfinal[:, :, part]
-        return _of_neighbours(Given(saved.x[..., part], do[..., part], saved.C, initial=last, reverse=True, steps=steps,
-                                    cu=saved.cu)), 1.0
+        return Given(saved.x[..., part], do[..., part], saved.C, initial=last, reverse=True, steps=steps, cu=saved.cu)
 
     of_x = Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
                  x=saved.x if of_steps or needs.D else None, reverse=True, state_v_first=True, cu=saved.cu,
                  steps=steps._replace(skip=saved.D, skip_gradient=needs.D)), 1.0
+    columns = do.shape[3]
     return over_values_concurrently(
-        launch, do.shape[3], of_c if needs.C or of_steps else None, of_b if needs.B else None,
+        launch, columns, _of_neighbours(of_c, columns) if needs.C or of_steps else None,
+        _of_neighbours(of_b, columns) if needs.B else None,
         of_x if needs.x or needs.D or needs.initial or of_steps else None)
 
 
-def _of_neighbours(given):
-    """With outputs of two heads each, where they may be added up before they are written."""
-    return given._replace(summed=sums_neighbours(given))
+def _of_neighbours(make, columns):
+    """What a launch takes of a part: with outputs of two heads each, where they may be added up before they are
+    written; of all parts alike: their outputs are added up."""
+    first, *_ = parts_of(columns)
+    given = make(first)
+    summed = sums_neighbours(given)
+    return lambda part: ((given if part == first else make(part))._replace(summed=summed), 1.0)
 
 
 def _by_launch(dots):

@@ -20,7 +20,7 @@ THREADS = HEADS * LANES
 
 class Given(NamedTuple):
     """As `SuffixSums` has them. totals: (B, N, H) fp64, room for those of N segments of each sequence. cu: None, or
-    (N + 1,), where N packed sequences begin and end. steps: None, or in the place of y."""
+    (N + 1,), where N packed sequences begin and end. steps: in the place of y, or None."""
 
     x: cute.Tensor
     less: Optional[cute.Tensor]
@@ -52,11 +52,11 @@ class Task:
 
 
 class SuffixSums:
-    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - less[b, i, h] over i >= t; or what Mamba-2's step sizes get of
-    that, which less is times then (see `Steps`).
+    """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - less[b, i, h] over i >= t. With steps less is multiplied by
+    Mamba-2's step sizes, and their gradients come out in the place of y (see `Steps`).
 
-    x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. end: (B, H). y:
-    (B, S, H). Of packed sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
+    x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. end: (B, H). y: (B, S, H). Of packed
+    sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
 
     Two launches of the same blocks, of 32 heads of a segment of a sequence's tokens each. In the first one a block adds
     up its segment; in the second it begins with the totals of those behind, and goes through the segment's tiles from

@@ -61,20 +61,20 @@ def step_gradients(of_c: Made, of_x: Made, steps: Steps, end: Tensor | None = No
                    cu: Tensor | None = None) -> StepGradients:
     """Of `suffix.steps.Steps`, by the launches of `suffix_sums`: of_c, of_x: what gave dC and dx, with their sums and
     diagonals. end, cu: as `suffix_sums` has them. Of float32 sums on a GPU, of one token at least."""
-    (dt, A, bias, softplus, low, high, *_), cuts = steps, cu
+    dt, A, bias, softplus, low, high, *_ = steps
     x, less = _in_parts(of_c.dots), _in_parts(of_x.dots)
     end = end if end is None or len(end) else None  # of no sequences
-    names = [t if t is None else dtypes.name_of(t.dtype) for t in (dt, bias, cuts)]
+    names = [t if t is None else dtypes.name_of(t.dtype) for t in (dt, bias, cu)]
     key = x.get_device(), len(x), len(less), end is not None, names[2], StepSpec(*names[:2], softplus)
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:5], steps=key[5])))
     (B, S, H), ddt = dt.shape, dt.new_empty(dt.shape)
-    rows, count = (B, segment_count(S)) if cuts is None else (len(cuts) + 1, segment_count(S, len(cuts) - 1))
+    rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
     totals, sums = (torch.empty(shape, device=x.device, dtype=torch.float64) for shape in (
         (rows, count, H), (2, rows, count, H)))
     operands = dt, A, bias, low, high, of_c.diagonal, of_x.diagonal, ddt, sums
-    _launchers[key](x, (less, end, totals, None, cuts, operands))
+    _launchers[key](x, (less, end, totals, None, cu, operands))
     dA, dbias = sums.sum((1, 2)).unbind(0)
     return StepGradients(ddt, dA.to(A.dtype), None if bias is None else dbias.to(bias.dtype))
 

@@ -124,6 +124,21 @@ def test_kernels_of_calls_are_those_that_are_shipped(N, gated):
             assert len(seen) == (8 if gated else 7) - 2 * (N > 64) and {recipe for recipe, _ in seen} <= recipes
 
 
+def test_parts_of_other_widths_are_summed_alike():
+    """Of P 144, 80 columns and 64, which alone would be laid out otherwise: their outputs are added up."""
+    shapes = (3, 3000, 16, 144), (3, 3000, 16), (16,), (3, 3000, 8, 96), (3, 3000, 8, 96)
+    leaves = [torch.zeros(shape, dtype=F32 if len(shape) == 1 else BF16, requires_grad=True) for shape in shapes]
+    with fake_gpu.launches() as seen:
+        y = tkq.mamba2_ssd(*leaves)
+        found = torch.autograd.grad(y, leaves, torch.zeros_like(y))
+        assert [x.shape for x in found] == [x.shape for x in leaves]
+    specs = [recipe.args[0] for recipe, _ in seen if isinstance(recipe.args[0], LinearSpec)]
+    of_parts = [spec for spec in specs if spec.value_dim == 96 and spec.writes]
+    for dot in (True, False):
+        parts = {spec.head_dim: spec.summed for spec in of_parts if spec.dot == dot}
+        assert parts.keys() >= {64, 80} and parts[64] == parts[80]
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("states", [False, True])
 def test_kernels_of_two_heads_are_those_that_are_shipped(gated, states):
