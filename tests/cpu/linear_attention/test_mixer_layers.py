@@ -126,6 +126,18 @@ def test_float32_parameters_under_autocast(kind):
         layer(x)
 
 
+@BOTH
+def test_compiled_with_autocast_inside(kind):
+    layer, x = make(kind, torch.float32), tokens(dtype=torch.float32)
+
+    def low(x):
+        with torch.autocast("cpu", BF16):
+            return layer(x)
+
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(low, fullgraph=True, backend="eager")(x), low(x))
+
+
 @pytest.mark.parametrize("layer", [
     lambda: tkq.nn.KimiDeltaAttention(8, num_heads=500, head_dim=32, device="meta"),
     lambda: tkq.nn.Mamba2(800, headdim=32, expand=20, d_state=32, device="meta")])
