@@ -39,7 +39,7 @@ _linear_loss = arguments.checker("linear_cross_entropy", "ignore_index", "reduct
                                  "softcap", called="LinearCrossEntropyLoss")
 _softmax = {name: arguments.checker("softmax", "dim", "scale", called=name) for name in ("Softmax", "LogSoftmax")}
 _eps = {name: arguments.checker(name.lower(), "eps", called=name) for name in ("RMSNorm", "LayerNorm")}
-_layout = arguments.checker("swiglu", "layout", called="SwiGLU")
+_layout = {name: arguments.checker(name.lower(), "layout", called=name) for name in ("SwiGLU", "GEGLU")}
 _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
 
 
@@ -313,7 +313,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, layout: str = "split"):
         super().__init__()
-        self.layout = _layout(layout)
+        self.layout = _layout["SwiGLU"](layout)
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
         """gate, up: (..., N). Or both in one, (..., 2 N)."""
@@ -329,7 +329,7 @@ class GEGLU(SwiGLU):
     """gelu(gate) * up, on `tkq.geglu`. approximate: "none" or "tanh", as torch.nn.GELU."""
 
     def __init__(self, approximate: str = "none", layout: str = "split"):
-        super().__init__(layout)
+        super().__init__(_layout["GEGLU"](layout))
         self.approximate = _approximate(approximate)
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:

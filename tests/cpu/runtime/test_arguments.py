@@ -250,7 +250,7 @@ def test_modules_refuse_when_they_are_made(module):
     given, op, *names = MODULES[module]
     for argument in arguments.table(op):
         for value, error in calls.refused(argument) if argument.name in names else ():
-            with pytest.raises(error, match=rf"\b{argument.name}: got"):
+            with pytest.raises(error, match=rf"^{module}: {argument.name}: got"):
                 getattr(tkq.nn, module)(*given, **{argument.name: value})
 
 
