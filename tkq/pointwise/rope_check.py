@@ -78,8 +78,10 @@ def _check_positions(x, rotation):
     if len(given) > 1:
         raise ValueError(f"rope: got {' and '.join(given)}; one of them names the positions")
     if starts is not None:
-        if len(tokens) != 1 or (given and given[0] != "seqlen_offsets"):
-            raise ValueError(f"rope: cu_seqlens: goes with x (total, H, D), and not with {given or ['x (B, S, H, D)']}")
+        others = [name for name in given if name != "seqlen_offsets"]
+        if len(tokens) != 1 or others:
+            other = others[0] if others else "x (B, S, H, D)"
+            raise ValueError(f"rope: cu_seqlens: goes with x (total, H, D), and not with {other}")
         if starts.dim() != 1 or starts.shape[0] < 2 or starts.stride(0) != 1:
             raise ValueError(f"rope: cu_seqlens: got shape {tuple(starts.shape)}, strides {starts.stride()}; expected "
                              "(B + 1,), contiguous, B of 1 and more")
