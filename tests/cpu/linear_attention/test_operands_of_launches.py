@@ -7,6 +7,7 @@ import torch
 
 import tkq
 from tests.helpers.emulation import fake_gpu
+from tkq.linear_attention import ops as linear_ops
 from tkq.linear_attention.channels.bounded import launch as bounded
 from tkq.linear_attention.delta import ops as delta_ops
 from tkq.linear_attention.launch import Given, launch
@@ -79,6 +80,8 @@ def test_gradients_are_as_the_meta_device_says(gpu):
     """Of states and betas in bfloat16."""
     narrow, beta = STATE.to(BF16), G.to(BF16)
     for ops, given, more, count in (
+            (linear_ops, (X, STATE, X, X, X, G, narrow), (None,), 5),
+            (linear_ops, (X, STATE, X, X, X, COLUMNS, narrow), (None,), 5),
             (delta_ops, (X, STATE, X, X, X, G, beta, narrow), (None,), 6),
             (delta_ops, (X, STATE, X, X, X, COLUMNS, beta, narrow), (None,), 6),
             (ssd_ops, (X, STATE, X, G.to(BF16), G[0, 0], X, X, X[0, 0], X, beta[0, 0], narrow), (True, 0.0, 1.0), 9)):
@@ -223,6 +226,8 @@ def test_without_tokens(gpu, filled, has_state):
     of_D, = torch.autograd.grad(o, D, torch.zeros_like(o))
     q = Q[:, :0].requires_grad_()
     torch.autograd.grad(tkq.based(q, q, x).sum(), q)
+    maps = zeros(2, 64, 64).requires_grad_()
+    torch.autograd.grad(tkq.hedgehog(x, x, x, maps, maps, D.detach(), D.detach()).sum(), maps)
     assert not gpu and not of_D.any()
 
 
@@ -263,6 +268,16 @@ def test_based_has_no_segment_without_a_chunk(gpu, tokens):
 
 
 # ---- which launches -------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_those_of_their_operands(gpu):
+    """Where a wide V is gone through by halves, whose launches differ."""
+    leaves = [x.detach().requires_grad_() for x in (X, X, zeros(2, 128, 2, 256), G, G)]
+    o = tkq.gated_delta_rule(*leaves)
+    torch.autograd.grad(o, leaves, torch.zeros_like(o))
+    there = [(spec, [x is not None for x in arguments[1]]) for spec, arguments in engine(gpu)]
+    assert [(spec.dot, spec.less) for spec, _ in there] == [(has[8], has[19]) for _, has in there]
+    assert {spec.less for spec, _ in there if spec.second == "pair"} == {False, True}
 
 
 def of_columns(dtype=BF16, V=128, **changed):
