@@ -267,6 +267,14 @@ def test_based_has_no_segment_without_a_chunk(gpu, tokens):
     assert (count - 1) * each < math.ceil(tokens / 64) <= count * each
 
 
+@pytest.mark.parametrize("V, dtype", [(64, BF16), (128, F32)])
+def test_gradients_of_parts_of_v_are_added_up_in_float32(gpu, V, dtype):
+    leaves = [x.detach().requires_grad_() for x in (Q, Q, zeros(2, 128, 2, V))]
+    torch.autograd.grad(tkq.based(*leaves).sum(), leaves)
+    found = [arguments[1][-1] for recipe, arguments in gpu if recipe.builder.endswith("BasedGradient")]
+    assert [(x.shape[0], x.dtype) for x in found] == [(V // 64, dtype)] * 2
+
+
 # ---- which launches -------------------------------------------------------------------------------------------------
 
 
