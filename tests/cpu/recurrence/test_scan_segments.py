@@ -55,6 +55,7 @@ def test_how_many():
             assert tokens % n == 0 and tokens // n >= SEGMENT
     assert segments_of(ScanSpec("fp32"), 64, 65536, 132) == 128 and segments_of(ScanSpec("bf16"), 2048, 65536, 132) == 1
     assert segments_of(ScanSpec("fp32"), 64, SHORTEST - 8, 132) == 1 == segments_of(ScanSpec("fp32"), 64, 65537, 132)
+    assert [segments_of(ScanSpec("fp32"), n, 65536, 132) for n in (512, 513)] == [16, 1]
     lines = ScanSpec("fp32", layout="time")
     assert [segments_of(lines, n, 65536, 132) for n in (8, 65, 66)] == [16, 2, 1]
     assert segments_of(lines, 8, 32768, 132) == 1

@@ -178,6 +178,7 @@ def test_layouts():
         assert layout_of(torch.zeros(5, 4, 32, 50)[..., :48], v_first) == "any"
         assert layout_of(torch.zeros(5 * 4 * 32 * 48 + 1)[1:].view(5, 4, 32, 48), v_first) == "any"
         assert layout_of(torch.zeros(5, 4 * 32 * 48 + 2)[:, :-2].unflatten(1, (4, 32, 48)), v_first) == "any"
+        assert layout_of(torch.zeros(5, 4, 32 * 48 + 2)[..., :-2].unflatten(2, (32, 48)), v_first) == "any"
 
 
 def spread(given, N):
