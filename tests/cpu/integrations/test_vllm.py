@@ -153,3 +153,9 @@ def test_plans_of_other_numbers_of_queries_lie_elsewhere(backend):
     made, lengths = builder(backend, drafts=3), torch.tensor([5, 9]).int()
     one, four, again = (made._plan(lengths, n, (None, None)) for n in (1, 4, 1))
     assert one is again and one is not four and one.data_ptr() != four.data_ptr()
+
+
+def test_plans_of_other_windows_lie_elsewhere(backend):
+    made, lengths = builder(backend, 4), torch.tensor([5, 9]).int()
+    one, both = (made._plan(lengths, 1, window) for window in ((3, None), (3, 3)))
+    assert one.data_ptr() != both.data_ptr()
