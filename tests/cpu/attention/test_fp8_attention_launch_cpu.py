@@ -165,3 +165,13 @@ def test_angles_are_of_all_tokens():
     for name in ("cos", "sin"):
         with pytest.raises(ValueError, match=f"quantize_qkv: {name} has 4 rows, 5 tokens need as many"):
             tkq.quantize_qkv(x, x, x, **(dict(cos=enough, sin=enough) | {name: few}))
+
+
+def test_rows_that_int32_does_not_count():
+    few = zeros(1, 1, 1, 64)
+    for name in "qkv":
+        given = dict.fromkeys("qkv", few) | {name: few.expand(1, 1 << 30, 1, 64)}
+        given |= {} if name == "q" else dict(k=given[name], v=given[name])
+        with fake_gpu.launches() as seen, pytest.raises(NotImplementedError, match="are fewer than 2.30 rows"):
+            tkq.flash_attn_fp8(*given.values())
+        assert not seen
