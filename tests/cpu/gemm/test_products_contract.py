@@ -226,3 +226,12 @@ def test_out_over_c_with_other_rows_in_a_call_like_those_before(launched):
     with pytest.raises(ValueError, match="out shares memory with c; allowed is c itself"):
         tkq.gemm(a, b, c=memory[:1280].view(40, 32), beta=1.0, out=out)
     assert len(launched) == 2
+
+
+def test_each_way_to_out_changes_its_version(launched):
+    """A backward that saved it raises then."""
+    a, b, out = MEMORY[BF16][:40 * 64].view(40, 64), MEMORY[BF16][:64 * 32].view(64, 32), torch.zeros(40, 32).to(BF16)
+    before = out._version
+    for n in range(1, 4):
+        tkq.gemm(a, b, out=out)
+        assert out._version == before + n and len(launched) == n

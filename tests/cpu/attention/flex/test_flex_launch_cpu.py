@@ -7,6 +7,8 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.contract import misfits
+from tkq.attention.flex.lists import Blocks, backward_lists
+from tkq.attention.flex.operands import BlockLists
 
 BF16 = torch.bfloat16
 
@@ -93,3 +95,9 @@ def test_tiles_of_a_listed_block(block, per):
     (recipe, _), = fake_gpu.seen_by(call)
     spec = recipe.args[0]
     assert (spec.q_per, spec.kv_per) == per
+
+
+def test_listed_blocks_outside_are_taken_as_the_nearest_inside():
+    indices = torch.tensor([7, -3]).int().view(1, 1, 2, 1)
+    found, _ = backward_lists(Blocks(BlockLists(torch.ones(1, 1, 2).int(), indices), (128, 128)), 256)
+    assert found.queries.num.tolist() == [[[1, 1]]] and found.queries.indices[..., 0].tolist() == [[[1, 0]]]
