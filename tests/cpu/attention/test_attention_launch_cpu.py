@@ -1,4 +1,7 @@
 """The host path of a GPU call of flash_attn and flash_attn_varlen, with a launcher that only writes down."""
+import functools
+import math
+
 import numpy
 import pytest
 import torch
@@ -183,3 +186,103 @@ def test_sinks_of_float32_stay_so_under_autocast():
         tkq.flash_attn(x, x, x, sinks=sinks)
         tkq.flash_attn(x, x, x, sinks=sinks.half())
     assert [(r.args[0].dtype, r.args[0].sinks) for r, _ in seen] == [("bf16", "fp32"), ("bf16", "bf16")]
+
+
+def tokens(*shape, like=BF16):
+    """Zeros that take no memory for heads."""
+    return torch.zeros(*shape[:-2], 1, shape[-1], dtype=like).expand(shape)
+
+
+def any_dense(rows=40, keys=512, dims=(64, 64), like=BF16, heads=(8, 2), **options):
+    q, k, v = (tokens(1, n, h, d, like=like) for n, h, d in (
+        (rows, heads[0], dims[0]), (keys, heads[1], dims[0]), (keys, heads[1], dims[1])))
+    return functools.partial(tkq.flash_attn, q, k, v, **options)
+
+
+def any_packed(rows=40, keys=512, dims=(64, 64), like=BF16, heads=(8, 2), sequences=1, longest=None, **options):
+    q, k, v = (tokens(n, h, d, like=like) for n, h, d in (
+        (rows, heads[0], dims[0]), (keys, heads[1], dims[0]), (keys, heads[1], dims[1])))
+    cu = torch.zeros(sequences + 1, dtype=INT)
+    return functools.partial(tkq.flash_attn_varlen, q, k, v, cu, cu, *longest or (rows, keys), **options)
+
+
+CHANGED = [dict(rows=512), dict(keys=2048), dict(keys=8192), dict(dims=(64, 128)), dict(dims=(72, 64)),
+           dict(dims=(512, 512)), dict(like=torch.float16), dict(heads=(8, 8)), dict(return_lse=True),
+           dict(causal=True), dict(window_size=(5, None)), dict(window_size=(None, 5)), dict(softcap=3.0),
+           dict(softmax_scale=0.5), dict(sinks=torch.zeros(8)), dict(sinks=torch.zeros(8, dtype=BF16))]
+
+
+@pytest.mark.parametrize("call, more", (
+    (any_dense, []), (any_packed, [dict(longest=(512, 512)), dict(longest=(40, 9000)), dict(sequences=0),
+                                   dict(seqused_k=torch.zeros(1, dtype=INT)),
+                                   dict(seqused_q=torch.zeros(1, dtype=INT))])), ids=("dense", "packed"))
+@pytest.mark.parametrize("dims", ((64, 64), (128, 128)))
+def test_calls_that_differ_in_one_thing_are_launched_apart(call, more, dims):
+    with torch.no_grad():
+        assert fake_gpu.apart(*(call(**dict(dims=dims) | changed) for changed in [{}, *CHANGED, *more]))
+
+
+def gradient_of(call, **given):
+    """A call and its backward; given: its sizes and options."""
+    deterministic, used = given.pop("deterministic", False), given.pop("of_lse", False)
+    made = call(**given, deterministic=deterministic, return_lse=True)
+    leaves = [x.detach().requires_grad_() for x in made.args[:3]]
+
+    def run():
+        found = made.func(*leaves, *made.args[3:], **made.keywords)
+        torch.autograd.grad(found if used else found[:1], leaves, [torch.zeros_like(x) for x in found[:1 + used]])
+
+    return run
+
+
+@pytest.mark.parametrize("call, more", (
+    (any_dense, []), (any_packed, [dict(longest=(40, 2048)), dict(seqused_k=torch.zeros(1, dtype=INT)),
+                                   dict(seqused_q=torch.zeros(1, dtype=INT))])), ids=("dense", "packed"))
+@pytest.mark.parametrize("dims", ((64, 64), (320, 320)))
+def test_gradients_of_calls_that_differ_in_one_thing_are_launched_apart(call, more, dims):
+    changed = [dict(keys=2048), dict(keys=8192), dict(like=torch.float16), dict(heads=(8, 8)), dict(causal=True),
+               dict(window_size=(5, None)), dict(window_size=(None, 5)), dict(softcap=3.0), dict(softmax_scale=0.5),
+               dict(dims=(dims[0] + 8, dims[1] + 8)), dict(deterministic=True), dict(of_lse=True)]
+    assert fake_gpu.apart(*(gradient_of(call, **dict(dims=dims) | one) for one in [{}, *changed, *more]))
+
+
+@pytest.mark.parametrize("call", (any_dense, any_packed))
+@pytest.mark.parametrize("dim", (72, 128, 328))
+def test_the_scale_is_of_the_heads_own_columns(call, dim):
+    """Not of those of the tile that holds them."""
+    numbers = [args[-1] for _, args in fake_gpu.seen_by(gradient_of(call, dims=(dim, dim)))]
+    assert len(numbers) == 2 and all(scale == dim**-0.5 for scale, *_ in numbers)
+
+
+@pytest.mark.parametrize("options", ((False, 0.0, -1, -1, 0.0), (False, None, -1, -1, math.inf),
+                                     (False, None, -2, -1, 0.0), (False, None, -1, 1 << 30, 0.0)))
+@pytest.mark.parametrize("ragged", (False, True))
+def test_numbers_that_were_traced_are_looked_at_before_a_launch(ragged, options):
+    """The op's own arguments, which no public function has seen."""
+    q, cu = torch.zeros(*[1] * (not ragged), 64, 2, 64, dtype=BF16), torch.tensor([0, 64], dtype=INT)
+    lengths = (cu, cu, None, None, 64, 64) if ragged else ()
+    with fake_gpu.launches() as seen, pytest.raises(ValueError, match="(softmax_scale|softcap|window_size): got"):
+        (varlen_ops if ragged else ops)._op_cuda(q, q, q, None, *lengths, *options, True, False)
+    assert not seen
+
+
+def test_packed_heads_share_a_tile_where_the_longest_has_few_queries():
+    for longest, pack in (((1, 512), 4), ((40, 9000), 4), ((512, 1), 1)):
+        (recipe, _), = fake_gpu.seen_by(any_packed(longest=longest))
+        assert recipe.args[0].pack == pack
+
+
+def test_sinks_lie_side_by_side():
+    with pytest.raises(ValueError, match="sinks: strides are"):
+        dense(sinks=torch.zeros(4)[::2])
+
+
+def test_queries_that_are_not_in_use_have_results_all_the_same():
+    """Zeros, and the sink or -inf: no task has them."""
+    torch.use_deterministic_algorithms(True)  # new memory is NaN then
+    try:
+        with fake_gpu.launches() as seen, torch.no_grad():
+            o, lse = any_packed(seqused_q=torch.zeros(1, dtype=INT), return_lse=True)()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(seen) == 1 and not o.any() and (lse == -math.inf).all()

@@ -161,3 +161,15 @@ def test_biases_that_are_refused():
         tkq.fp8_gemm(a, b, *scales, bias=torch.zeros(32)[::2])
     with pytest.raises(NotImplementedError, match="fp8_gemm: bias requires a gradient"):
         tkq.fp8_gemm(a, b, *scales, bias=torch.zeros(16, requires_grad=True))
+
+
+@pytest.mark.parametrize("lines", (1, 2, 3))
+def test_the_distance_of_lines_counts_from_two_on(lines):
+    few, whole, one = torch.zeros(lines, 24).to(torch.float8_e4m3fn)[:, :16], torch.zeros(16, 16), torch.ones(1)
+    whole = whole.to(torch.float8_e4m3fn)
+    for words, a, b in (("a: its rows", few, whole.t()), ("b: its columns", whole, few.t())):
+        if lines == 1:
+            tkq.fp8_gemm(a, b, one, one)
+        else:
+            with pytest.raises(ValueError, match=f"{words} lie 24 bytes apart"):
+                tkq.fp8_gemm(a, b, one, one)

@@ -150,3 +150,33 @@ def test_a_gate_is_the_same_where_a_gradient_is_recorded(name):
     want = tkq.gemm(a, b.t(), activation=name, out_dtype=torch.float32)
     found = tkq.gemm(a.clone().requires_grad_(), b.t(), activation=name, out_dtype=torch.float32)
     torch.testing.assert_close(found.detach(), want, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", (False, True))
+def test_alpha_and_beta_are_in_the_gradients(turned):
+    """Also in that of a layer's weight, which is made as it lies."""
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(n, 8).bfloat16().requires_grad_() for n in (3, 8, 3))
+    dy = torch.randn(3, 8).bfloat16()
+    found = torch.autograd.grad(tkq.gemm(a, b.t() if turned else b, c=c, alpha=2.0, beta=0.5), (a, b, c), dy)
+    wide = [x.detach().double().requires_grad_() for x in (a, b, c)]
+    y = 2 * wide[0] @ (wide[1].t() if turned else wide[1]) + 0.5 * wide[2]
+    for mine, exact in zip(found, torch.autograd.grad(y, wide, dy.double())):
+        torch.testing.assert_close(mine.double(), exact, rtol=2**-7, atol=1e-3)
+
+
+def test_out_has_no_gradients():
+    a, c, out = (torch.zeros(8, 8, dtype=torch.bfloat16) for _ in range(3))
+    for given in (dict(a=a.clone().requires_grad_(), b=a, c=c), dict(a=a, b=a.clone().requires_grad_(), c=c),
+                  dict(a=a, b=a, c=c.clone().requires_grad_()),
+                  dict(a=a, b=a, c=c, bias=torch.zeros(8).requires_grad_())):
+        with pytest.raises(RuntimeError, match="gemm: out is given and an argument requires a gradient"):
+            tkq.gemm(**given, beta=1.0, out=out)
+
+
+def test_a_gradient_that_autograd_expanded_is_copied():
+    """No product takes rows that are one row."""
+    row = torch.zeros(1, 8, dtype=torch.bfloat16)
+    for x in (row.expand(4, 8), row.t().expand(8, 4)):
+        assert backward.ready(x).is_contiguous()
+    assert backward.ready(x := torch.zeros(4, 16)[:, :8]) is x

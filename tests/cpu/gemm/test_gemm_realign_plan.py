@@ -107,3 +107,12 @@ def test_a_result_that_tma_does_not_write_goes_out_by_rows():
         assert launch.spec_of(*found[:-1])[0].store == store
     *_, found = launch.kind_of(a, b, Lies(1).make(64, 64, device="cpu"), True, False, launch.PLAIN)
     assert launch.spec_of(*found[:-1])[0].store == "direct", "which adds to what is there"
+
+
+def test_operands_whose_rows_of_k_end_anywhere_do_not_come_by_tma():
+    """What follows a row of K would be multiplied, too. Where K is not contiguous nothing follows."""
+    out, rows, columns = torch.empty(16, 16), torch.empty(16, 8).half()[:, :3], torch.empty(3, 16).half()
+    for a_is_k, b_is_k in ((True, True), (True, False), (False, True), (False, False)):
+        a, b = rows if a_is_k else columns.t(), rows.t() if b_is_k else columns
+        assert realigned.fits(a, b, out, (a_is_k, b_is_k), False, False) == (True, True, True)
+        assert realigned.fits(a, b, out, (a_is_k, b_is_k), False, True) == (not a_is_k, not b_is_k, True)

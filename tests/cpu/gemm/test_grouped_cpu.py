@@ -3,6 +3,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import tkq
@@ -139,6 +140,7 @@ BAD = (
     (lambda a, b, o: ((a, b, [1]), {}), TypeError, ("offsets", "list")),
     (lambda a, b, o: ((a, b, o[:2]), {}), ValueError, ("offsets (2,)", "(G, K, N)")),
     (lambda a, b, o: ((a[None], b, o), {}), ValueError, ("a", "3 dimensions")),
+    (lambda a, b, o: ((F.pad(a, (0, 4))[:, :K], b, o), {}), ValueError, ("a", "a multiple of 16 bytes")),
     (lambda a, b, o: ((a.t().contiguous().t(), b, o), {}), ValueError, ("a", "row-major")),
     (lambda a, b, o: ((torch.zeros(9 * K + 1).to(a.dtype)[1:].view(9, K), b, o), {}), ValueError,
      ("a: begins", "16 bytes")),

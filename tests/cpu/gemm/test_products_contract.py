@@ -1,11 +1,13 @@
 """What calls of products hand to their kernels, of whatever strides and addresses, is what those are compiled for:
 sizes, strides and addresses of tensors against the fake ones of each kernel's builder. CPU tensors pose as a GPU's."""
+import functools
 import random
 
 import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.contract import misfit
 from tests.helpers.gemm.fp8_cases import E4M3, scale_shapes
 from tkq.gemm.dense import launch
@@ -154,3 +156,82 @@ def test_quantize_fp8(launched):
         granularity = draw.choice(("tensor", "row", "1x128", "128x128"))
         tkq.quantize_fp8(draw.view(M, N, dtype), granularity, transpose=draw.random() < 0.5)
         check(launched)
+
+
+def test_scales_come_with_their_strides(launched):
+    """Of rows, or columns, and of steps of K; of groups in front."""
+    M, N, K = 40, 272, 400
+    a, b = MEMORY[E4M3][:M * K].view(M, K), MEMORY[E4M3][:N * K].view(N, K).t()
+    rows, columns = torch.ones(M, 8)[:, ::2], torch.ones(4, 3 * N)[:, ::3]
+    for scale_b, of_b in ((columns, (3, 3 * N)), (torch.ones(4, 5)[:, :3], (1, 5))):
+        tkq.fp8_gemm(a, b, rows, scale_b)
+        (_, args), = launched
+        assert args[3:5] == ((rows.data_ptr(), 8, 2), (scale_b.data_ptr(), *of_b))
+        launched.clear()
+    offsets, b = torch.zeros(2, dtype=torch.int32), b.expand(2, K, N)
+    for scale_a, scale_b, of_a, of_b in ((rows, torch.ones(2, 4, 7)[..., :3], (0, 8, 2), (28, 1, 7)),
+                                         (torch.ones(M, 3)[:, :1], torch.ones(2, 1, N), (0, 3, 1), (N, 1, N))):
+        tkq.grouped_gemm(a, b, offsets, scale_a=scale_a, scale_b=scale_b)
+        (_, args), = launched
+        assert args[4:6] == ((scale_a.data_ptr(), *of_a), (scale_b.data_ptr(), *of_b))
+        launched.clear()
+
+
+def test_blocks_of_groups_are_whole_clusters(launched, monkeypatch):
+    monkeypatch.setattr(arch, "num_sms", lambda device: 133)
+    a, b = MEMORY[BF16][:4096 * 64].view(4096, 64), MEMORY[BF16][:64 * 2048].view(1, 64, 2048).expand(4, 64, 2048)
+    tkq.grouped_gemm(a, b, torch.zeros(4, dtype=torch.int32))
+    (recipe, args), = launched
+    assert recipe.args[1].cluster == 2 and args[-1] == 132
+
+
+def test_results_in_a_batch_that_lie_anywhere(launched):
+    a, b = MEMORY[BF16][:3 * 40 * 64].view(3, 40, 64), MEMORY[BF16][:3 * 64 * 24].view(3, 64, 24)
+    for apart in (40 * 24, 40 * 24 + 2):
+        tkq.gemm(a, b, out=torch.zeros(3 * apart, dtype=BF16).as_strided((3, 40, 24), (apart, 24, 1)))
+        check(launched)
+
+
+def test_calls_that_differ_in_one_thing_are_launched_apart():
+    a, b = MEMORY[BF16][:300 * 64].view(300, 64), MEMORY[BF16][:64 * 256].view(64, 256)
+    c = torch.zeros(300, 256, dtype=BF16)
+    given = [dict(), dict(out_dtype=F32), dict(activation="silu"), dict(activation="swiglu"), dict(alpha=2.0),
+             dict(bias=b[0]), dict(bias=torch.zeros(256)), dict(c=c, beta=1.0), dict(c=c, beta=0.5),
+             dict(c=torch.zeros(300, 257, dtype=BF16)[:, 1:], beta=1.0)]
+    calls = [functools.partial(tkq.gemm, a, b, **more) for more in given]
+    calls += [functools.partial(tkq.gemm, a, x) for x in (b[:, :128], b.view(256, 64).t(), MEMORY[BF16][1:][:64 * 256]
+                                                          .view(64, 256))]
+    with torch.no_grad():
+        assert fake_gpu.apart(*calls)
+        kinds = "tensor", "row", "1x128", "128x128"
+        x = MEMORY[BF16][:384 * 400].view(384, 400)
+        assert fake_gpu.apart(*(functools.partial(tkq.quantize_fp8, y, kind, transpose=transpose) for kind in kinds
+                                for transpose in (False, True) for y in (x, x[:1], x[:133], x[:, 1:], x[:, :200])))
+
+
+def test_c_without_beta_is_not_launched(launched):
+    a, b, c = (MEMORY[BF16][:64 * 64].view(64, 64) for _ in range(3))
+    for more in (dict(c=c), dict(beta=1.0)):
+        with pytest.raises(ValueError, match="and beta is"):
+            tkq.gemm(a, b, **more)
+    assert not launched
+
+
+def test_out_over_c_with_other_rows_in_a_call_like_those_before(launched):
+    a, b = MEMORY[BF16][:40 * 64].view(40, 64), MEMORY[BF16][:64 * 32].view(64, 32)
+    memory = torch.zeros(6000, dtype=BF16)
+    out, c = memory[:1600].view(40, 40)[:, :32], memory[3200:3200 + 1280].view(40, 32)
+    for _ in range(2):
+        tkq.gemm(a, b, c=c, beta=1.0, out=out)
+    with pytest.raises(ValueError, match="out shares memory with c; allowed is c itself"):
+        tkq.gemm(a, b, c=memory[:1280].view(40, 32), beta=1.0, out=out)
+    assert len(launched) == 2
+
+
+def test_each_way_to_out_changes_its_version(launched):
+    """A backward that saved it raises then."""
+    a, b, out = MEMORY[BF16][:40 * 64].view(40, 64), MEMORY[BF16][:64 * 32].view(64, 32), torch.zeros(40, 32).to(BF16)
+    before = out._version
+    for n in range(1, 4):
+        tkq.gemm(a, b, out=out)
+        assert out._version == before + n and len(launched) == n

@@ -171,6 +171,15 @@ def test_where_final_states_go_is_written_alone(out, error, words):
     assert torch.equal(SHARED, before)
 
 
+@pytest.mark.parametrize("name", ("weight", "bias"))
+def test_final_states_are_not_written_into_parameters(name):
+    given = dict(weight=torch.randn(4, 4), bias=torch.randn(4))
+    out = given[name].view(-1)[:4].view(1, 4, 1).expand(1, 4, 1)
+    given["weight"] = given["weight"][:, :2]
+    with pytest.raises(ValueError, match=f"causal_conv1d_fn: final_states_out shares memory with {name}"):
+        causal_conv1d_fn(torch.randn(1, 4, 9), **given, return_final_states=True, final_states_out=out)
+
+
 def test_final_states_are_written_where_states_were():
     x, weight, states = SHARED, torch.randn(16, 4), torch.randn(2, 16, 3)
     want = causal_conv1d_fn(x, weight, None, None, states, True)

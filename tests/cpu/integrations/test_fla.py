@@ -269,3 +269,12 @@ def test_decays_of_heads_want_as_many_of_values(call):
     q = torch.randn(1, 8, 1, 32).bfloat16()
     with pytest.raises(ValueError, match="v: has 2 heads, expected 1, as q"):
         call(q, torch.randn(1, 8, 2, 32).bfloat16())
+
+
+def test_heads_that_share_a_key_are_divided_by_its_sum():
+    torch.manual_seed(0)
+    q, k, v = (torch.rand(1, 5, heads, 32).bfloat16() for heads in (2, 2, 4))
+    found, _ = tkq_fla.chunk_linear_attn(q, k, v)
+    for head in range(4):
+        one = [x[:, :, [n]] for x, n in ((q, head // 2), (k, head // 2), (v, head))]
+        torch.testing.assert_close(found[:, :, [head]], tkq_fla.chunk_linear_attn(*one)[0])

@@ -1,10 +1,12 @@
 """tkq.integrations.sdpa without a GPU: which calls it takes, and that what was there before comes back."""
 import contextlib
+import operator
 import threading
 
 import pytest
 import torch
 
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.process.no_output import no_word
 from tkq.integrations import sdpa, sdpa_kernels
 from tkq.integrations.sdpa import Call, why_not
@@ -59,7 +61,8 @@ REFUSED = (
     (tuple(torch.zeros(2, 7, 4, 65, dtype=BF16)[..., :64] for _ in range(3)), Call(), "strides"),
     (tuple(torch.zeros(2 * 7 * 4 * 64 + 1, dtype=BF16)[1:].view(2, 7, 4, 64) for _ in range(3)), Call(), "address"),
     (dense()[:1] + dense(B=1)[1:], Call(), "shapes"), (dense(), Call(cu_q=CU, cu_k=CU), "shapes"),
-    (packed(), Call(), "shapes"), (packed(), Call(cu_q=CU), "shapes"), (dense(), Call(used_k=ints(3, 4)), "lengths"),
+    (packed(), Call(), "shapes"), (packed(), Call(cu_q=CU), "shapes"), (dense(), Call(cu_k=CU), "shapes"),
+    (dense(D=256, Dv=264), Call(), "264"), (dense(), Call(used_k=ints(3, 4)), "lengths"),
     (packed(), Call(cu_q=CU.long(), cu_k=CU), "int32"), (packed(), Call(cu_q=CU, cu_k=ints(0, 14)), "go together"),
     (packed(), Call(cu_q=CU, cu_k=CU, used_k=ints(3)), "go together"),
     (packed(), Call(cu_q=ints(0, 9, 5, 9, 14)[::2], cu_k=CU), "contiguous"),
@@ -81,6 +84,58 @@ def test_a_windows_limits():
     assert sdpa_kernels._options(Call(causal=True, left=5, right=-1, scale=0.5)) == (True, 0.5, 5, -1, 0.0)
     assert sdpa_kernels._options(Call(left=None, right=0)) == (True, None, -1, -1, 0.0)
     assert sdpa_kernels._options(Call(left=0, right=7)) == (False, None, 0, 7, 0.0)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setattr(sdpa_kernels, "on_hopper", lambda x: True)
+    with fake_gpu.launches() as seen:
+        yield seen
+
+
+def test_what_packed_calls_are_launched_with(launched):
+    (q, k, v), used, cu_k = packed(), ints(3, 4), ints(0, 4, 14)
+    o, lse, *_ = sdpa_kernels.flash_forward(q, k, v, CU, cu_k, 9, 10, 0.0, False, False, scale=0.3, window_size_left=3,
+                                            window_size_right=5, seqused_k=used)
+    (operands, sequences, _, numbers), = [args for _, args in launched]
+    assert all(map(operator.is_, operands, (q, k, v, o, lse))) and numbers[:4] == (0.3, 0.0, 3, 5)
+    assert sequences[0] is CU and sequences[1] is cu_k and sequences[2] is None and sequences[3] is used
+
+
+@pytest.mark.parametrize("deterministic", (False, True))
+@pytest.mark.parametrize("ragged", (False, True))
+def test_what_gradients_are_launched_with(ragged, deterministic, launched):
+    q, k, v = packed() if ragged else dense(B=1)
+    cu, lse = (CU, CU, 9, 9) if ragged else (None, None, 7, 7), torch.zeros(*[1] * (not ragged), 4, q.shape[-3])
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        found = sdpa_kernels.flash_backward(q, q, k, v, q, lse, *cu, 0.0, False, None, None, scale=0.3,
+                                            window_size_left=3, window_size_right=5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (recipe, (operands, gradients, _, _, numbers)), = launched
+    assert recipe.args[0].deterministic == deterministic and numbers[:4] == (0.3, 0.0, 3, 5)
+    assert all(map(operator.is_, (*operands, *gradients), (q, q, k, v, q, lse, None, *found)))
+
+
+def test_gradients_of_what_another_kernel_left_are_its_own(launched):
+    """A log-sum-exp or a result of another type or shape than tkq has."""
+    q, k, v = dense(B=1)
+    lse = torch.zeros(1, 4, 7)
+    for o, of in ((q, lse[..., :6]), (q, lse.mT), (q, lse.double()), (q[:, :6], lse), (q.float(), lse)):
+        assert sdpa_kernels.flash_backward(q, q, k, v, o, of, None, None, 7, 7, 0.0, False, None, None) is None
+    assert not launched
+
+
+def test_results_that_tkq_does_not_write(launched):
+    """Heads of other columns than the keys', which aten's op has no shape for, and an out that TMA cannot take."""
+    q, k, v = dense(D=192, Dv=128)
+    assert sdpa_kernels.sdpa_forward(*(x.transpose(1, 2) for x in (q, k, v))) is None
+    (q, k, v), out = packed(), torch.zeros(14, 4, 65, dtype=BF16)[..., :64]
+    for bad in (out, torch.zeros(14, 4, 64), torch.zeros(14, 2, 64, dtype=BF16)):
+        assert sdpa_kernels.flash_forward_into(bad, q, k, v, CU, CU, 9, 9, 0.0, False, False) is None
+    assert not launched
+    assert sdpa_kernels.flash_forward_into(torch.zeros_like(q), q, k, v, CU, CU, 9, 9, 0.0, False, False) is not None
 
 
 @pytest.fixture

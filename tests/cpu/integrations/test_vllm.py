@@ -153,3 +153,22 @@ def test_plans_of_other_numbers_of_queries_lie_elsewhere(backend):
     made, lengths = builder(backend, drafts=3), torch.tensor([5, 9]).int()
     one, four, again = (made._plan(lengths, n, (None, None)) for n in (1, 4, 1))
     assert one is again and one is not four and one.data_ptr() != four.data_ptr()
+
+
+def test_plans_of_other_windows_lie_elsewhere(backend):
+    made, lengths = builder(backend, 4), torch.tensor([5, 9]).int()
+    one, both = (made._plan(lengths, 1, window) for window in ((3, None), (3, 3)))
+    assert one.data_ptr() != both.data_ptr()
+
+
+def test_windows_count_the_query_itself(backend):
+    of = sys.modules[backend.__module__].window_of
+    assert (of(None, True), of(4, True), of(4, False)) == ((None, None), (3, None), (3, 3))
+
+
+def test_sequences_without_tokens_in_a_batch_that_is_not_padded(backend):
+    """There are no rows of queries for them."""
+    batch = Batch([5, 2], [1, 1], padding=2)
+    batch.common.num_actual_tokens = 2
+    launches = builder(backend).build(0, batch.common).launches
+    assert [(one.sequences, one.tokens) for one in launches] == [(slice(0, 2), slice(0, 2))]

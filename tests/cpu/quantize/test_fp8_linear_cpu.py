@@ -64,6 +64,25 @@ def test_only_what_is_asked_for(granularity):
     assert ours(x[:0]).shape == (0, 32)
 
 
+@pytest.mark.parametrize("weight", (False, True))
+@pytest.mark.parametrize("bias", (False, True))
+def test_each_parameter_may_be_frozen(weight, bias):
+    ours, _ = layers()
+    ours.weight.requires_grad_(weight), ours.bias.requires_grad_(bias)
+    ours(torch.randn(16, 48, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert (ours.weight.grad is not None, ours.bias.grad is not None) == (weight, bias)
+    assert not bias or (ours.bias.grad == 16).all()
+
+
+def test_layers_of_one_input_add_up_its_gradient():
+    torch.manual_seed(0)
+    both = [layers(n=n)[0] for n in (32, 64)]
+    x, dys = torch.randn(16, 48).bfloat16().requires_grad_(), [torch.randn(16, n).bfloat16() for n in (32, 64)]
+    found, = torch.autograd.grad(linear.together(x, both), x, dys)
+    apart = [torch.autograd.grad(layer(x), x, dy)[0] for layer, dy in zip(both, dys)]
+    assert torch.equal(found, apart[0] + apart[1])
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
 def test_inference_keeps_nothing(granularity, mode, monkeypatch):

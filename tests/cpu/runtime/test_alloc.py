@@ -68,3 +68,9 @@ def test_rows_share_memory_from_where_a_view_begins(monkeypatch, without):
     assert torch.equal(rows, x.reshape(9, 4)) and rows.data_ptr() == x.data_ptr()
     spread = alloc.over(x, (3, 2), (12, 2))
     assert torch.equal(spread, x[:, 0, ::2]) and spread.data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("shape", ((), (5,), (0,), (2, 3), (3, 0), (0, 4), (2, 0, 3), (2, 3, 0, 5), (4, 1, 2)))
+def test_strides_are_torchs(shape):
+    """Also of no elements."""
+    assert alloc.strides(shape) == torch.empty(shape).stride()

@@ -82,3 +82,8 @@ def test_the_default_stream_is_not_asked_for_a_capture(monkeypatch, stream, aske
     monkeypatch.setattr(counters, "_scratch", {(0, stream, 9): "scratch"})
     assert counters.counter(0) == "counter" and counters.with_scratch(0, 9) == "scratch"
     assert questions == [0] * 2 * asked
+
+
+def test_workspaces_are_of_powers_of_two():
+    for size, most in ((1, 1), (2, 2), (3, 4), (255, 256), (256, 256), (257, 512)):
+        assert counters.workspace(-1, size).numel() == most and counters.with_scratch(-1, size).numel() == size

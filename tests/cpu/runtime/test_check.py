@@ -52,6 +52,20 @@ def test_last_dim_contiguous():
         check.last_dim_contiguous("x", X.transpose(1, 2))
 
 
+@pytest.mark.parametrize("lines", (1, 2, 3))
+def test_rows_of_16_bytes(lines):
+    """The distance of lines counts from two on, and an address always."""
+    x = torch.zeros(lines * 12).as_strided((lines, 4), (9, 1))
+    if lines == 1:
+        check.rows_of_16_bytes("op", x=x)
+    else:
+        with pytest.raises(ValueError, match=r"op: x: strides are \(9, 1\); stride 0 must be a multiple of 4 elements"):
+            check.rows_of_16_bytes("op", x=x)
+    check.rows_of_16_bytes("op", x=x[:, :0], y=None)
+    with pytest.raises(ValueError, match="op: x: begins at an address that is not a multiple of 16 bytes"):
+        check.rows_of_16_bytes("op", x=torch.zeros(lines * 8 + 1)[1:].view(lines, 8))
+
+
 def test_same_device():
     check.same_device(q=X, k=None, v=X)
     with pytest.raises(TypeError, match="k: got list, expected a torch.Tensor"):
@@ -165,6 +179,16 @@ def test_not_direct_where_something_would_be_lost():
     torch.func.vmap(under_vmap)(X)
     torch.func.grad(lambda x: under_vmap(x).sum())(X)
     assert seen == [False, False]
+
+
+@pytest.mark.parametrize("grad", (False, True))
+def test_not_direct_where_memory_does_not_say_what_a_tensor_is(grad):
+    """Also where the way in C is not there."""
+    x = torch.ones(3)
+    with torch.set_grad_enabled(grad):
+        for other in (torch._neg_view(x), torch._efficientzerotensor((3,))):
+            assert ops._route((x, None, other)) == ops.route(x, None, other) == "op"
+        assert ops._route((x, None)) == "direct"
 
 
 def test_not_direct_while_dynamo_traces():

@@ -7,6 +7,7 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.ops import launch_table
 from tests.helpers.ops.every_op import CASES, of_all, results
+from tkq.runtime.call import counters, replay
 from tkq.warmup import catalog
 
 
@@ -31,6 +32,30 @@ def test_compiled_functions_per_call(case):
             leaves = [inputs[name] for name in case.leaves]
             torch.autograd.grad(recorded, leaves, [torch.zeros_like(t) for t in recorded])
             assert len(seen) <= most[2]
+
+
+@of_all(list(CASES.values()))
+def test_calls_with_a_counter_are_remembered_for_one_stream(case, monkeypatch):
+    """Two streams would draw from it: whatever a call is remembered in knows the stream."""
+    wrong = []
+    with fake_gpu.launches():
+        place, addresses = counters.counter(0).data_ptr(), lambda x: (
+            [y for part in x for y in addresses(part)] if isinstance(x, tuple) else
+            [x.data_ptr() if isinstance(x, torch.Tensor) else x])
+
+        def add(cache, given, run, arguments, *_, **more):
+            wrong.extend([run] * (not cache._by_stream and place in addresses(arguments)))
+
+        def add_launched(cache, given, launched):
+            for launch in launched().launches:
+                add(cache, given, *launch)
+
+        monkeypatch.setattr(counters, "workspace", counters.with_scratch)
+        monkeypatch.setattr(replay.CallCache, "add", add)
+        monkeypatch.setattr(replay.CallCache, "add_launched", add_launched)
+        for _ in range(2):
+            case.call(*case.inputs().values())
+    assert not wrong
 
 
 @functools.cache

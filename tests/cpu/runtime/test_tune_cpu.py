@@ -372,3 +372,8 @@ def test_what_is_wrong_is_named():
         tkq.tune(torch.matmul, a, a)
     with pytest.raises(ValueError, match="cpu"):
         tkq.tune(tkq.gemm, a, b=a)
+
+
+def test_gpus_of_one_name_and_other_numbers_of_multiprocessors_are_of_two_kinds(monkeypatch):
+    monkeypatch.setattr(arch, "_properties", lambda index: arch._Assumed((132, 114)[index], "a GPU"))
+    assert arch.model("cuda:0") != arch.model("cuda:1")

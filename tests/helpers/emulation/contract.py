@@ -1,4 +1,7 @@
 """Whether a tensor is what a kernel was compiled for."""
+import torch
+
+from tkq.runtime.compile import build
 
 
 def misfit(fake, given, sizes):
@@ -16,3 +19,20 @@ def misfit(fake, given, sizes):
         if not fits or (size != 1 and (step != stride if isinstance(stride, int) else step % stride.divisibility)):
             return f"{fake.shape}, {fake.stride} was asked for: {what}"
     return None
+
+
+def misfits(launched) -> list:
+    """Of [(recipe, arguments)], what is wrong with tensors in any of these; [] where kernels take them all."""
+    found = []
+    for recipe, args in launched:
+        sizes = {}
+        for fake, given in zip(_flat(build._made(recipe)[1]), _flat(args), strict=True):
+            if (fake is None) != (given is None):
+                found.append(f"{recipe}: {fake} was asked for, got {given}")
+            elif isinstance(given, torch.Tensor) and (wrong := misfit(fake, given, sizes)):
+                found.append(f"{recipe}: {wrong}")
+    return found
+
+
+def _flat(arguments):
+    return [x for a in arguments for x in (_flat(a) if isinstance(a, tuple) else [a])]

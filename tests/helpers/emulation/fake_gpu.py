@@ -49,6 +49,28 @@ def launches():
             _forget()
 
 
+def seen_by(*calls) -> list:
+    """What calls launch one after the other: [(recipe, arguments, of tensors what a kernel can be chosen by)]."""
+    with launches() as seen:
+        for call in calls:
+            call()
+    return [(recipe, _layouts(args)) for recipe, args in seen]
+
+
+def apart(*calls) -> bool:
+    """Does each of the calls launch what it does where none came before it? Kernels that are remembered by less than
+    they were chosen by would serve another call. Each comes twice, and next to each other one."""
+    alone = [seen_by(call) for call in calls]
+    order = [i for n in range(len(calls)) for i in (0, n, n)]
+    return seen_by(*(calls[i] for i in order)) == [one for i in order for one in alone[i]]
+
+
+def _layouts(x):
+    if isinstance(x, tuple):
+        return tuple(map(_layouts, x))
+    return (x.dtype, tuple(x.shape), x.stride()) if isinstance(x, torch.Tensor) else x
+
+
 @functools.cache
 def _import_ops():
     for module in pkgutil.walk_packages(tkq.__path__, "tkq."):
