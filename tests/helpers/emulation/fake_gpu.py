@@ -13,7 +13,7 @@ from tkq.runtime.call import counters
 from tkq.runtime.compile import build
 from tkq.runtime.device import arch, clusters
 
-_TABLES = ("_launch_cache", "_seen", "_launchers", "_calls")
+_TABLES = ("_launch_cache", "_seen", "_launchers", "_calls", "_kernels")
 
 
 @contextlib.contextmanager
