@@ -6,7 +6,7 @@ from tkq.linear_attention.blocks.plan import by_blocks
 from tkq.linear_attention.blocks.plan import plan as of_blocks
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import paired, plan, spilled
-from tkq.linear_attention.spec import GATES, LinearSpec, ProductsSpec, SsdSpec, StepSpec, SuffixSpec
+from tkq.linear_attention.spec import GATES, GROUP, LinearSpec, ProductsSpec, SsdSpec, StepSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.linear_attention.suffix.launch import products_recipe
@@ -86,11 +86,17 @@ def _ssd():
         yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)  # once more, for z's gradient
         dc = LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
         db = LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
-        for summed in (False, True)[:1 + (N > 64)]:  # of heads that share B and C by twos
-            yield f"mamba2_ssd_dc{end}{'-summed' * summed}", replace(dc, summed=summed)
-            yield f"mamba2_ssd_db{end}{'-summed' * summed}", replace(db, summed=summed)
+        yield from _of_heads(f"mamba2_ssd_dc{end}", dc)
+        yield from _of_heads(f"mamba2_ssd_db{end}", db)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
     yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
+
+
+def _of_heads(name, spec):
+    """Outputs of each head, and of two that share V's tensor, where those are added up before they are written."""
+    yield name, spec
+    if spec.value_dim > GROUP:
+        yield f"{name}-summed", replace(spec, summed=True)
 
 
 def _pairs():
@@ -119,9 +125,8 @@ def _packed_ssd():
     yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)
     dc = LinearSpec("bf16", 64, 128, "token", "fp32", "fp32", dot=True, ssd=plain, packed="int32")
     db = LinearSpec("bf16", 64, 128, "token", "fp32", reverse=True, ssd=plain, packed="int32")
-    for summed in (False, True):
-        yield f"mamba2_ssd_dc{end}{'-summed' * summed}", replace(dc, summed=summed)
-        yield f"mamba2_ssd_db{end}{'-summed' * summed}", replace(db, summed=summed)
+    yield from _of_heads(f"mamba2_ssd_dc{end}", dc)
+    yield from _of_heads(f"mamba2_ssd_db{end}", db)
     yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
 
 

@@ -281,7 +281,7 @@ class ProductsSpec:
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Mamba-2's step sizes (see `suffix.steps.Steps`): dtypes of dt, and of dt_bias or None."""
+    """Mamba-2's step sizes (see `suffix.steps.StepSizes`): dtypes of dt, and of dt_bias or None."""
 
     dt: str
     bias: str | None = None

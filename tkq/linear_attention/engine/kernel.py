@@ -336,7 +336,7 @@ class LinearAttention:
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has,
         the ring of outputs)."""
         wg, chunk, stage, of_scores, skip, written = at
-        if not self.ssd.finishes:
+        if not self.ssd.finishes:  # on their way while sums are made; others are complete behind the sums
             self.neighbours.give(s, t, c.o, (wg, written))
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:

@@ -129,9 +129,8 @@ def _of_neighbours(make, columns):
     """What a launch takes of a part: with outputs of two heads each, where they may be added up before they are
     written; of all parts alike: their outputs are added up."""
     first, *_ = parts_of(columns)
-    given = make(first)
-    summed = sums_neighbours(given)
-    return lambda part: ((given if part == first else make(part))._replace(summed=summed), 1.0)
+    summed = sums_neighbours(make(first))
+    return lambda part: (make(part)._replace(summed=summed), 1.0)
 
 
 def _by_launch(dots):

@@ -12,7 +12,7 @@ import tkq.tile as tk
 from tkq.linear_attention.engine.packed import Piece, Sequences
 from tkq.linear_attention.spec import SuffixSpec
 from tkq.linear_attention.suffix.plan import EACH, HEADS, LANES, SEGMENTS, TILE
-from tkq.linear_attention.suffix.steps import StepOperands, Steps
+from tkq.linear_attention.suffix.steps import StepOperands, StepSizes
 from tkq.runtime.compile import fake
 
 THREADS = HEADS * LANES
@@ -53,7 +53,7 @@ class Task:
 
 class SuffixSums:
     """y[b, t, h] = end[b, h] + the sum of x[b, i, h] - less[b, i, h] over i >= t. With steps less is multiplied by
-    Mamba-2's step sizes, and their gradients come out in the place of y (see `Steps`).
+    Mamba-2's step sizes, and their gradients come out in the place of y (see `StepSizes`).
 
     x, less: (P, B, S, H) fp32, of any strides, the sums over P of what is meant. end: (B, H). y: (B, S, H). Of packed
     sequences B is 1, end is (N, H), and sums end with a sequence; y of tokens of none is 0.
@@ -65,7 +65,7 @@ class SuffixSums:
     """
 
     def __init__(self, spec: SuffixSpec):
-        self.spec, self.sequences, self.steps = spec, Sequences(spec), Steps(spec.steps)
+        self.spec, self.sequences, self.steps = spec, Sequences(spec), StepSizes(spec.steps)
 
     def fake_arguments(self):
         """Compiled for any B, S, H, and any number of sequences and segments."""

@@ -59,22 +59,16 @@ class StepGradients(NamedTuple):
 
 def step_gradients(of_c: Made, of_x: Made, steps: Steps, end: Tensor | None = None,
                    cu: Tensor | None = None) -> StepGradients:
-    """Of `suffix.steps.Steps`, by the launches of `suffix_sums`: of_c, of_x: what gave dC and dx, with their sums and
-    diagonals. end, cu: as `suffix_sums` has them. Of float32 sums on a GPU, of one token at least."""
+    """What `suffix.steps.StepSizes` computes, by the launches of `suffix_sums`.
+
+    of_c, of_x: what gave dC and dx, with their sums and diagonals. end, cu: as `suffix_sums` has them. Of float32 sums
+    on a GPU, of one token at least."""
     dt, A, bias, softplus, low, high, *_ = steps
-    x, less = _in_parts(of_c.dots), _in_parts(of_x.dots)
-    end = end if end is None or len(end) else None  # of no sequences
-    names = [t if t is None else dtypes.name_of(t.dtype) for t in (dt, bias, cu)]
-    key = x.get_device(), len(x), len(less), end is not None, names[2], StepSpec(*names[:2], softplus)
-    if key not in _launchers:
-        arch.require_hopper(x.device)
-        _launchers[key] = function(recipe(SuffixSpec(*key[1:5], steps=key[5])))
-    (B, S, H), ddt = dt.shape, dt.new_empty(dt.shape)
-    rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
-    totals, sums = (torch.empty(shape, device=x.device, dtype=torch.float64) for shape in (
-        (rows, count, H), (2, rows, count, H)))
-    operands = dt, A, bias, low, high, of_c.diagonal, of_x.diagonal, ddt, sums
-    _launchers[key](x, (less, end, totals, None, cu, operands))
+    x, less, ddt = _in_parts(of_c.dots), _in_parts(of_x.dots), dt.new_empty(dt.shape)
+    spec = StepSpec(dtypes.name_of(dt.dtype), None if bias is None else dtypes.name_of(bias.dtype), softplus)
+    totals = _room(x, cu)
+    sums = totals.new_empty(2, *totals.shape)
+    _launch(x, (less, end, totals, None, cu, (dt, A, bias, low, high, of_c.diagonal, of_x.diagonal, ddt, sums)), spec)
     dA, dbias = sums.sum((1, 2)).unbind(0)
     return StepGradients(ddt, dA.to(A.dtype), None if bias is None else dbias.to(bias.dtype))
 
@@ -100,16 +94,26 @@ def _in_parts(x):
 
 
 def _launched(x, less, end, cu):
+    y = x.new_empty(x.shape[1:])
+    if y.numel():
+        _launch(x, (less, end, _room(x, cu), y, cu, None))
+    return y
+
+
+def _room(x, cu):
+    """For the totals of segments."""
     _, B, S, H = x.shape
-    y = x.new_empty(B, S, H)
+    rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
+    return torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
+
+
+def _launch(x, others, steps=None):
+    """others: as `suffix.kernel.Given` has them behind x. steps: a `StepSpec`, or None."""
+    less, end, totals, y, cu, of_steps = others
     end = end if end is None or len(end) else None  # of no sequences
     packed = None if cu is None else dtypes.name_of(cu.dtype)
-    key = x.get_device(), len(x), 0 if less is None else len(less), end is not None, packed
+    key = x.get_device(), len(x), 0 if less is None else len(less), end is not None, packed, steps
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:])))
-    if y.numel():
-        rows, count = (B, segment_count(S)) if cu is None else (len(cu) + 1, segment_count(S, len(cu) - 1))
-        totals = torch.empty(rows, count, H, device=x.device, dtype=torch.float64)
-        _launchers[key](x, (less, end, totals, y, cu, None))
-    return y
+    _launchers[key](x, (less, end, totals, y, cu, of_steps))

@@ -27,12 +27,14 @@ class StepOperands(NamedTuple):
     sums: cute.Tensor
 
 
-class Steps:
-    """With d = clamp(softplus(dt + bias)), which what is taken off is multiplied by, and dg, the sum behind a token:
+class StepSizes:
+    """Gradients of dt, A and dt_bias, where d = clamp(softplus(dt + bias)) and gates are g = d A. less is multiplied by
+    d before it is taken off; dg is the sum over a token and those behind it that `SuffixSums` makes:
 
-        ddt = (v dv + A dg) sigmoid(dt + bias), 0 outside the limits,   dA = sum of d dg,   dbias = sum of ddt
+        ddt = (less + q k times do x + A dg) sigmoid(dt + bias), 0 outside the limits
+        dA = the sum over all tokens of d dg,   dbias = that of ddt
 
-    v dv: what is taken off, before d, and the token's own q k times do x."""
+    q k times do x: a token's own pair, which neither x nor less has. Without softplus there is no sigmoid."""
 
     def __init__(self, spec: Optional[StepSpec]):
         self.spec, self.there = spec, spec is not None
@@ -67,7 +69,7 @@ class Steps:
 
     @cute.jit
     def put(self, o: StepOperands, at, inside, dg, taken, sums: cute.Tensor):
-        """A token's. inside: has it a sequence? taken: what is taken off, before d."""
+        """A token's ddt, and its part of the sums. inside: has it a sequence? taken: less, before d."""
         raw, found, d = self.sizes(o, at)
         of_d = Float32(taken) + o.of_q[at] * o.of_x[at] + o.A[at[2]] * dg
         within = found >= o.low and found <= o.high
