@@ -74,7 +74,10 @@ def test_bias_and_activation(kind, out):
         truth = fp8_gemm(*args, bias, "silu", torch.float64, wide=torch.float64)
         if out == "e4m3":
             truth = (truth / scale.double()).clamp(-448, 448)
-        assert_2x(got.float(), truth, truth.to(dtype).float(), ulps=1, what=f"{kind} {(M, n, k)} {out}")
+        like = truth.to(dtype)
+        if out == "e4m3":  # an ulp of its largest value would allow anything
+            got, like = got.float(), like.float()
+        assert_2x(got, truth, like, ulps=0.6, what=f"{kind} {(M, n, k)} {out}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
