@@ -11,6 +11,8 @@ from tkq.linear_attention.blocks.plan import plan as of_blocks
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
+from tkq.linear_attention.token_rows.plan import by_rows
+from tkq.linear_attention.token_rows.plan import plan as of_rows
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -19,7 +21,10 @@ _launchers: dict = {}  # what decides the kernel -> its function; as many as kin
 
 
 def recipe(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> Recipe:
-    """The kernel's. groups, heads: as `plan` has them. The delta rule's forward alone has one of its own."""
+    """The kernel's. groups, heads: as `plan` has them. The delta rule's forward alone and Mamba-2's gradients have ones
+    of their own."""
+    if heads == 1 and by_rows(spec):
+        return Recipe("tkq.linear_attention.token_rows.kernel:TokenRows", (spec, of_rows(spec)))
     if heads == 1 and by_blocks(spec, groups):
         return Recipe("tkq.linear_attention.blocks.kernel:DeltaBlocks", (spec, of_blocks(spec)))
     return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups, heads)))

@@ -1,0 +1,1 @@
+"""Linear attention whose outputs lie in accumulators token by token, with the state in shared memory beside them."""

@@ -1,0 +1,213 @@
+"""A chunk's outputs, token by token: the part of `TokenRows` that makes them."""
+from functools import partial
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine.gates import Gate
+from tkq.linear_attention.engine.ssd import Ssd
+from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.token_rows.sums import HeadPairs
+from tkq.tile.maps import element
+
+GROUPS = 2  # warpgroups, in ping-pong by chunks
+BARRIER = 1  # the first of their named barriers; the next one is that of both
+
+
+def row_sum(o: tk.RegTile, x: tk.RegTile, part: int, r: int):
+    """A thread's sum of o times x over its columns of the part-th 64, in its r-th row: in two chains."""
+    of_row = [i for i in range(32 * part, 32 * part + 32) if i // 2 % 2 == r]
+    chains = [[o.tensor[i] * element(x, i) for i in of_row[n::2]] for n in range(2)]
+    return sum(chains[0][1:], chains[0][0]) + sum(chains[1][1:], chains[1][0])
+
+
+class RowsOutputs:
+    """O = e^G Q S + P V of a chunk, by one of two warpgroups, every other chunk each. P, the weights of the chunk's own
+    pairs, stays in registers: the A operand, in two parts where there are sums of o times x.
+
+    What a token has from itself is apart then, as `engine.ssd.Ssd` says."""
+
+    def __init__(self, spec: LinearSpec, ssd: Ssd, gate: Gate, state: Any, pairs: HeadPairs):
+        self.spec, self.ssd, self.gate, self.state, self.pairs, self.dtype = spec, ssd, gate, state, pairs, gate.dtype
+        self.tile = tk.st(CHUNK, CHUNK if spec.summed else spec.value_dim, self.dtype)
+
+    @cute.jit
+    def make(self, g, s, t, wg, order: Constexpr):
+        """All chunks of a warpgroup. order(t, i): the i-th chunk that is visited."""
+        tokens, factors, states = s.tokens.ring(), s.factors.ring(), s.states.ring()
+        for ring in (tokens, factors, states):
+            ring.count[0] = Uint32(wg)
+        skip, of_skip = self.begin(g, t)
+        for i in cutlass.range(wg, t.chunks, GROUPS, unroll=1):
+            o = tk.rt_fl(self.spec.value_dim)
+            itself = self.products(g, s, o, (tokens, factors, states))
+            self.finish(g, s, t, o, (order(t, i), wg, tokens, factors, itself, skip, of_skip))
+            self.put(g, s, t, o, (order(t, i), wg, states))
+            for ring in (tokens, factors, states):
+                for _ in cutlass.range_constexpr(GROUPS):
+                    ring.advance()
+        self.put_skip(g, s.skip, t, of_skip, wg)
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def products(self, g, s, o: tk.RegTile, rings: Constexpr):
+        """o; and of each token q k, where that is apart."""
+        tokens, factors, states = rings
+        x, p, rest, itself = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype), tk.rv()
+        gates = None, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.gate.adds else None, None
+        s.tokens.wait(tokens)
+        tk.mm_ABt(x, s.q[tokens.stage], s.k[tokens.stage])
+        s.factors.wait(factors)
+        between = self.gate.between(s.gate, gates, factors.stage)
+        tk.mma_wait(0)
+        if const_expr(self.spec.exact):
+            self.diagonal(x, itself)
+            self.gate.weigh_in_two((p, rest), x, between, g.scale)
+            self.hide(p)
+            self.hide(rest)
+        else:
+            self.gate.weigh(p, x, between, g.scale, partial(tk.apply_triangle, upper=self.spec.reverse))
+        s.states.wait(states)
+        first = self.state.parts * states.stage
+        multiply = tk.mm_AB if self.state.by_keys else tk.mm_ABt
+        multiply(o, s.q[tokens.stage], s.state[first])
+        if const_expr(self.spec.exact):
+            (tk.mma_AB if self.state.by_keys else tk.mma_ABt)(o, s.q[tokens.stage], s.state[first + 1])
+        tk.mma_wait(0)
+        s.states.release(states)
+        at_query = tk.rv()
+        tk.load_rows(at_query, s.gate.at_query[None, factors.stage], 0, CHUNK)
+        tk.mul_row(o, o, at_query)
+        tk.mma_AB(o, p, s.v[tokens.stage])
+        if const_expr(self.spec.exact):
+            tk.mma_AB(o, rest, s.v[tokens.stage])
+        tk.mma_wait(0)
+        return itself
+
+    def hide(self, p):
+        """0 for a token itself, and those that it does not see."""
+        if self.spec.reverse:
+            tk.left_fill(p, 1, 0.0, diagonal=True)
+        else:
+            tk.right_fill(p, 0, 0.0, diagonal=True)
+
+    @cute.jit
+    def diagonal(self, x: tk.RegTile, to: tk.RowVec):
+        view = x.rows_view
+        for r in cutlass.range_constexpr(2):
+            found = Float32(0.0)
+            for j in cutlass.range_constexpr(CHUNK // 4):
+                there = tk.first_col() + 8 * (j // 2) + j % 2 == tk.first_row() + 8 * r
+                found = cutlass.select_(there, view[r, j], found)
+            to.tensor[r] = found
+        tk.quad_sum(to)
+
+    @cute.jit
+    def finish(self, g, s, t, o: tk.RegTile, at: Constexpr):
+        """Sums of o times x, then what a token has from itself, its step, D."""
+        chunk, _, tokens, factors, itself, skip, of_skip = at
+        V, tokens_of, step = self.spec.value_dim, chunk * CHUNK, tk.rv()
+        v, x = tk.rt(V, self.dtype), tk.rt(V, self.dtype)
+        if const_expr(self.ssd.apart or self.ssd.skips):
+            tk.load(v, s.v[tokens.stage])
+        if const_expr(self.spec.has_x):
+            tk.load(x, s.x[tokens.stage])
+        if const_expr(self.ssd.apart or self.ssd.gets):
+            tk.load_rows(step, s.gate.dt[None, factors.stage], 0, CHUNK)
+        s.tokens.release(tokens)
+        s.factors.release(factors)
+        if const_expr(self.spec.dots):
+            self.put_dots(g, t, o, x, tokens_of)
+        if const_expr(self.ssd.apart):
+            tk.store_rows(g.ssd.diagonal[t.batch, None, t.head], itself, tokens_of, g.tokens)
+            for r in cutlass.range_constexpr(2):
+                itself.tensor[r] = itself.tensor[r] * (step.tensor[r] if const_expr(self.ssd.adds) else g.scale)
+        if const_expr(of_skip is not None):
+            self.sum_skip(x, v, of_skip)
+        for i in cutlass.range_constexpr(cute.size(o.tensor)):
+            r, j, found = i // 2 % 2, i // 4 * 2 + i % 2, o.tensor[i]
+            if const_expr(self.ssd.apart):
+                found = found + itself.tensor[r] * element(v, i)
+            if const_expr(self.ssd.gets):
+                found = found * step.tensor[r]
+            if const_expr(self.ssd.skips):
+                found = found + skip.tensor[j] * element(v, i)
+            o.tensor[i] = found
+
+    @cute.jit
+    def put_dots(self, g, t, o: tk.RegTile, x: tk.RegTile, token):
+        """Of each 64 columns."""
+        for part in cutlass.range_constexpr(self.spec.value_dim // CHUNK):
+            sums = tk.rv()
+            for r in cutlass.range_constexpr(2):
+                sums.tensor[r] = row_sum(o, x, part, r)
+            tk.quad_sum(sums)
+            tk.store_rows(g.dots[part, t.batch, None, t.head], sums, token, g.tokens)
+
+    @cute.jit
+    def put(self, g, s, t, o: tk.RegTile, at: Constexpr):
+        """To global memory."""
+        chunk, wg, ring = at
+        if const_expr(not self.spec.summed):
+            self.send(g, s, o, (t.batch, t.head, chunk, 0), wg)
+        else:
+            for half in cutlass.range_constexpr(2):
+                if t.head % 2 == half:
+                    self.pairs.add(s.pairs, t, o, ring, half)
+                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half), wg)
+
+    @cute.jit
+    def send(self, g, s, o: tk.RegTile, place, wg):
+        """By TMA, once what the warpgroup has sent before has left its tile."""
+        if tk.first_warp_of_group():
+            tk.store_wait()
+        tk.sync(BARRIER + wg, tk.WARPGROUP)
+        tk.store(s.o[wg], o)
+        tk.publish()
+        tk.sync(BARRIER + wg, tk.WARPGROUP)
+        if tk.first_warp_of_group():
+            tk.store_async(g.o, s.o[wg], place)
+
+    # ---- D -----------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def begin(self, g, t) -> Any:
+        """(D of this thread's columns, the sums of its gradient); None where there is none."""
+        V, skip, sums = self.spec.value_dim, None, None
+        if const_expr(self.ssd.skips):
+            skip = tk.cv(V)
+            for j in cutlass.range_constexpr(V // 4):
+                col = tk.first_col() + 8 * (j // 2) + j % 2
+                skip.tensor[j] = Float32(g.ssd.skip[t.head] if const_expr(self.spec.ssd.skip_dims == 1)
+                                         else g.ssd.skip[t.head, col])
+        if const_expr(self.spec.ssd.skip_gradient):
+            sums = tk.cv(V)
+            tk.zero(sums)
+        return skip, sums
+
+    def sum_skip(self, x, v, sums):
+        """A chunk's part of D's gradient: x times v."""
+        for j in range(self.spec.value_dim // 4):
+            two = [4 * (j // 2) + j % 2 + 2 * r for r in range(2)]
+            sums.tensor[j] = sums.tensor[j] + (element(x, two[0]) * element(v, two[0])
+                                               + element(x, two[1]) * element(v, two[1]))
+
+    @cute.jit
+    def put_skip(self, g, room: Any, t, sums: Any, wg):
+        """D's gradient, once all chunks are in it: over lanes, then the warps of both warpgroups in their order."""
+        if const_expr(sums is not None):
+            V = self.spec.value_dim
+            for j in cutlass.range_constexpr(V // 4):
+                for bit in cutlass.range_constexpr(3):
+                    sums.tensor[j] = sums.tensor[j] + cute.arch.shuffle_sync_bfly(sums.tensor[j], offset=4 << bit)
+                if tk.lane_id() < 4:
+                    room[tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4] = sums.tensor[j]
+            tk.sync(BARRIER + GROUPS, GROUPS * tk.WARPGROUP)
+            col = tk.thread_in_warpgroup()
+            if wg == 0 and col < V:
+                of_warps = [room[col, Int32(w)] for w in range(4 * GROUPS)]
+                g.ssd.of_skip[t.state, t.head, col] = sum(of_warps[1:], of_warps[0])

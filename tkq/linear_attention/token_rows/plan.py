@@ -1,0 +1,27 @@
+"""Which launches go by rows of tokens, and how they are laid out. From specs alone."""
+from __future__ import annotations
+
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.plan import SHARED
+from tkq.linear_attention.spec import NARROW, LinearSpec
+from tkq.linear_attention.token_rows.config import RowsConfig
+
+FACTOR_STAGES = 4  # chunks whose factors are made ahead
+
+
+def by_rows(spec: LinearSpec) -> bool:
+    """Mamba-2's gradients of a batch of whole sequences: one of K and V is 64, the other 64 or 128."""
+    sizes = sorted((spec.head_dim, spec.value_dim))
+    others = spec.packed or spec.pool or spec.part or spec.checkpoints or spec.second
+    backward = spec.ssd is not None and (spec.dot or spec.reverse)
+    return backward and not others and sizes[0] == CHUNK and sizes[1] in (CHUNK, NARROW)
+
+
+def plan(spec: LinearSpec) -> RowsConfig:
+    """As many stages of tokens as there is room for, four at most."""
+    K, V = spec.head_dim, spec.value_dim
+    parts = 1 + spec.exact
+    stage = 2 * CHUNK * (2 * K + V * (1 + spec.has_x))
+    rest = 2 * parts * 2 * CHUNK * max(K, V) + 2 * 2 * CHUNK * (CHUNK if spec.summed else V)
+    rest += 2 * 2 * CHUNK * CHUNK * spec.summed + 4096 * FACTOR_STAGES // 2
+    return RowsConfig(4 if (SHARED - rest) // stage >= 4 else 2)

@@ -1,0 +1,67 @@
+"""The state, chunk by chunk: the part of `TokenRows` that keeps it."""
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import LinearSpec
+
+
+class RowsState:
+    """S, K by V, or S', V by K, whichever has 64 rows: one warpgroup has it in accumulators. Before a chunk's tokens
+    come to it, it is rounded to shared memory, in two parts where there are sums of o times x, for the outputs:
+
+        S = e^G[63] S + (f K)' V    or    S' = e^G[63] S' + (f V)' K,    f: what decays to the chunk's end
+    """
+
+    def __init__(self, spec: LinearSpec, gate: Any, dtype: Any):
+        self.spec, self.gate, self.dtype = spec, gate, dtype
+        self.by_keys = spec.value_dim > spec.head_dim
+        self.cols, self.parts = max(spec.head_dim, spec.value_dim), 1 + spec.exact
+        self.tile = tk.st(CHUNK, self.cols, dtype)
+
+    def view(self, x: Any, t):
+        """Of states (row, head, K, V): the task's, as the accumulators have it."""
+        of_head = x[t.state, t.head, None, None]
+        return of_head if self.by_keys else cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
+
+    @cute.jit
+    def keep(self, g, s, t, order: Constexpr):
+        """order(t, i): the i-th chunk that is visited."""
+        state, rounded = tk.rt_fl(self.cols), tk.rt(self.cols, self.dtype)
+        taken, rest = tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
+        own, factor = tk.rt(CHUNK, self.dtype), tk.cv(CHUNK)
+        tokens, factors, out = s.tokens.ring(), s.factors.ring(), s.states.ring()
+        narrow, wide = (s.k, s.v) if self.by_keys else (s.v, s.k)
+        tk.zero(state)
+        if const_expr(self.spec.initial is not None):
+            tk.load_from(state, self.view(g.initial, t), 0, 0)
+        for _ in cutlass.range(t.chunks, unroll=1):
+            s.states.acquire_empty(out)
+            tk.copy(rounded, state)
+            tk.store(s.state[self.parts * out.stage], rounded)
+            if const_expr(self.spec.exact):
+                tk.apply_narrow(rounded, lambda x, of_x: x - of_x, state, rounded)
+                tk.store(s.state[self.parts * out.stage + 1], rounded)
+            tk.publish()
+            s.states.commit(out)
+            s.tokens.wait(tokens)
+            tk.load_T(own, narrow[tokens.stage])
+            s.factors.wait(factors)
+            tk.load_shared_cols(factor, s.gate.to_end[None, factors.stage])
+            tk.apply_narrow(taken, lambda x, f: x * f, own, factor)
+            tk.mul(state, state, s.gate.total[0, factors.stage])
+            tk.mma_AB(state, taken, wide[tokens.stage])
+            if const_expr(self.spec.exact):
+                tk.apply_narrow(rest, lambda x, f, of_x: x * f - of_x, own, factor, taken)
+                tk.mma_AB(state, rest, wide[tokens.stage])
+            tk.mma_wait(0)
+            s.tokens.release(tokens)
+            s.factors.release(factors)
+            for ring in (tokens, factors, out):
+                ring.advance()
+        if const_expr(self.spec.final is not None):
+            tk.store_elements(self.view(g.final, t), state, 0, 0)
