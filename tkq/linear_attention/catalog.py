@@ -11,6 +11,8 @@ from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec, ReachSpec
 from tkq.linear_attention.suffix.launch import products_recipe
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
+from tkq.linear_attention.token_rows.plan import GROUPS, by_rows
+from tkq.linear_attention.token_rows.plan import plan as of_rows
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -232,6 +234,11 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
                            instructions=("UTMALDG", *("UTMASTG",) * spec.writes, "USETMAXREG", "HMMA"),
                            local_memory=8 * bool(spec.packed) * (1 + 2 * spec.reverse)
                            + 16 * (spec.part == "outputs") + (20 if spec.final else 4) * spec.overlapping)
+    if heads == 1 and by_rows(spec):
+        few, some, many = of_rows(spec).registers
+        return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,
+                           instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec),
+                           roles=((few, 1), (some, 1), (many, GROUPS)))
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, config.scores), (many, groups)

@@ -18,8 +18,8 @@ from tkq.linear_attention.engine.segmented import visited
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.token_rows.config import RowsConfig
-from tkq.linear_attention.token_rows.outputs import GROUPS, RowsOutputs
-from tkq.linear_attention.token_rows.plan import FACTOR_STAGES
+from tkq.linear_attention.token_rows.outputs import RowsOutputs
+from tkq.linear_attention.token_rows.plan import FACTOR_STAGES, GROUPS
 from tkq.linear_attention.token_rows.state import RowsState
 from tkq.linear_attention.token_rows.sums import HeadPairs
 from tkq.runtime.compile import fake
@@ -43,9 +43,9 @@ class RowsShared:
 
 
 class TokenRows:
-    """What `engine.kernel.LinearAttention` computes for Mamba-2's gradients, in another layout: outputs are 64 tokens by
-    V in accumulators, so that P never leaves registers, and sums of o times x are sums of rows. A block has one head of
-    one sequence.
+    """What `engine.kernel.LinearAttention` computes for Mamba-2's gradients, in another layout: outputs are 64 tokens
+    by V in accumulators, so that P never leaves registers, and sums of o times x are sums of rows. A block has one head
+    of one sequence.
 
       producer (a warp)   Q K V X of a chunk | of the next | ..
       factors (a warp)    what gates make of a chunk's tokens

@@ -11,10 +11,10 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.token_rows.plan import GROUPS
 from tkq.linear_attention.token_rows.sums import HeadPairs
 from tkq.tile.maps import element
 
-GROUPS = 2  # warpgroups, in ping-pong by chunks
 BARRIER = 1  # the first of their named barriers; the next one is that of both
 
 
@@ -108,7 +108,7 @@ class RowsOutputs:
 
     @cute.jit
     def finish(self, g, s, t, o: tk.RegTile, at: Constexpr):
-        """Sums of o times x, then what a token has from itself, its step, D."""
+        """Sums of o times x; then what a token has from itself, its step, D."""
         chunk, _, tokens, factors, itself, skip, of_skip = at
         V, tokens_of, step = self.spec.value_dim, chunk * CHUNK, tk.rv()
         v, x = tk.rt(V, self.dtype), tk.rt(V, self.dtype)
@@ -128,13 +128,18 @@ class RowsOutputs:
                 itself.tensor[r] = itself.tensor[r] * (step.tensor[r] if const_expr(self.ssd.adds) else g.scale)
         if const_expr(of_skip is not None):
             self.sum_skip(x, v, of_skip)
-        for i in cutlass.range_constexpr(cute.size(o.tensor)):
+        self.complete(o, v, (itself, step, skip))
+
+    def complete(self, o, v, given):
+        """given: of rows, q k with its factor and the step; of columns, D."""
+        itself, step, skip = given
+        for i in range(cute.size(o.tensor)):
             r, j, found = i // 2 % 2, i // 4 * 2 + i % 2, o.tensor[i]
-            if const_expr(self.ssd.apart):
+            if self.ssd.apart:
                 found = found + itself.tensor[r] * element(v, i)
-            if const_expr(self.ssd.gets):
+            if self.ssd.gets:
                 found = found * step.tensor[r]
-            if const_expr(self.ssd.skips):
+            if self.ssd.skips:
                 found = found + skip.tensor[j] * element(v, i)
             o.tensor[i] = found
 

@@ -7,6 +7,7 @@ from tkq.linear_attention.spec import NARROW, LinearSpec
 from tkq.linear_attention.token_rows.config import RowsConfig
 
 FACTOR_STAGES = 4  # chunks whose factors are made ahead
+GROUPS = 2  # warpgroups of the outputs, in ping-pong by chunks
 
 
 def by_rows(spec: LinearSpec) -> bool:

@@ -3,7 +3,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, Float32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -13,8 +13,8 @@ WORDS = 4  # that a thread sends at once
 
 
 class Exchanged(NamedTuple):
-    """inbox: (4, 128, pieces, warpgroups), what those of the other block send, 16 bytes of each thread in a piece. pipe:
-    full where it is there, empty where it is sent from; a stage for each warpgroup."""
+    """inbox: (4, 128, pieces, warpgroups), what those of the other block send, 16 bytes of each thread in a piece.
+    pipe: full where it is there, empty where it is sent from; a stage for each warpgroup."""
 
     inbox: cute.Tensor
     pipe: tk.Pipe
