@@ -260,8 +260,8 @@ def launched(monkeypatch, given, scale):
                for name, x in (("q", given.q), ("k", given.k), ("v", given.v), ("x", given.x))},
             gate=factors_of(given, scale, b, h, order), tokens=Pipe(), factors=Pipe(), states=Pipe(), skip=None,
             pairs=None, state=range(4 * chunks + 4))
-        g = SimpleNamespace(initial=first, final=last, scale=scale, tokens=S, dots=Sliced(dots), o=None, ssd=SimpleNamespace(
-            skip=skip, diagonal=Sliced(diagonal)))
+        of_ssd = SimpleNamespace(skip=skip, diagonal=Sliced(diagonal))
+        g = SimpleNamespace(initial=first, final=last, scale=scale, tokens=S, dots=Sliced(dots), o=None, ssd=of_ssd)
         t = SimpleNamespace(state=b, batch=b, head=h, chunks=chunks)
         keeper.keep(g, s, t, None)
         s.state = tiles
