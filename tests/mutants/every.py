@@ -19,10 +19,12 @@ from . import (
     rows,
     steps,
     tile,
+    token_rows,
     wide,
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *chunked.MUTANTS,
            *convolution.MUTANTS, *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *fp8_attention.MUTANTS,
            *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS, *pairs.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS,
-           *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)
+           *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *token_rows.MUTANTS,
+           *wide.MUTANTS)

@@ -71,6 +71,11 @@ def test_lengths(monkeypatch, S):
     check(monkeypatch, make(2, S, of_dt=F32, without=("z",)))
 
 
+def test_a_long_sequence(monkeypatch):
+    """Of which a segment of sums has several tiles."""
+    check(monkeypatch, make(1, 16500, H=2, G=1, N=64, of_dt=F32, without=("z", "D")), of_state=False)
+
+
 @pytest.mark.parametrize("D_dims", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_packed_sequences(monkeypatch, D_dims):
     """NaN in tokens before the first one and behind the last one, and in what comes in for them."""

@@ -4,7 +4,10 @@ import torch
 
 from tests.helpers import linear_launches
 from tests.helpers.emulation import token_rows as emulation
-from tkq.linear_attention.launch import Given, Steps
+from tkq.linear_attention.launch import Given, Steps, recipe, spec_of
+from tkq.linear_attention.plan import SHARED
+from tkq.linear_attention.token_rows.config import RowsConfig
+from tkq.linear_attention.token_rows.plan import by_rows, plan
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -44,3 +47,29 @@ def test_what_is_computed(monkeypatch, kind, N, S):
         assert (mine is None) == (exact is None), name
         if exact is not None:
             assert (mine - exact).abs().max() <= close * (1e-3 + exact.abs().max()), name
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("kind, N", [("c", 128), ("b", 128), ("x", 128), ("c", 64), ("b", 64), ("x", 64)])
+def test_there_is_room(kind, N, summed):
+    """Of tokens, states, outputs and what the other head sends, and 12 KB of factors and sums."""
+    spec = spec_of(given_of(kind, 64, N)._replace(summed=summed and kind != "x" and N == 128))
+    K, V, parts = spec.head_dim, spec.value_dim, 2 if spec.dot else 1
+    tokens = plan(spec).stages * 128 * (2 * K + V * (1 + spec.has_x))
+    rest = 2 * parts * 128 * max(K, V) + 256 * (64 if spec.summed else V) + 2 * 8192 * spec.summed
+    assert tokens + rest + 12 * 1024 <= SHARED + 5 * 1024
+    assert plan(spec).stages in (2, 4)
+
+
+def test_which_launches():
+    """Gradients of batches, with heads of 64 and states of 64 and 128 columns."""
+    given = given_of("c", 64)
+    assert "TokenRows" in recipe(spec_of(given)).builder
+    others = (given._replace(cu=torch.tensor([0, 64])), given._replace(part="states", initial=None, x=None),
+              given._replace(x=None, initial=None), given_of("c", 64, 96), given_of("x", 64, 144))
+    assert not any(by_rows(spec_of(x)) for x in others)
+
+
+def test_stages_are_even():
+    with pytest.raises(ValueError, match="RowsConfig: stages is 3, allowed are multiples of 2"):
+        RowsConfig(3)

@@ -1,0 +1,43 @@
+"""Faults in Mamba-2's gradients by rows of tokens: what is computed on a CPU, who waits for whom on a GPU."""
+from .mutant import family, pressed
+
+EMULATED = ("tests/cpu/linear_attention/ssd/test_token_rows.py",)
+SUMMED = ("tests/gpu/linear_attention/test_ssd_backward.py::test_lengths[300]",)
+NAPS, LOADS, READS = (pressed(f"{kind}-ssd") for kind in ("naps", "loads", "reads"))
+FOLDER = "tkq/linear_attention/token_rows/"
+
+MUTANTS = (
+    *family(
+        "linear_rows_state", f"{FOLDER}state.py",
+        ("that_does_not_decay", "tk.mul(state, state, s.gate.total[0, factors.stage])", "pass", EMULATED),
+        ("of_tokens_that_do_not_decay", "tk.apply_narrow(taken, lambda x, f: x * f, own, factor)",
+         "tk.apply_narrow(taken, lambda x, f: x, own, factor)", EMULATED),
+        ("in_one_part", "tk.mma_AB(state, rest, wide[tokens.stage])", "pass", EMULATED),
+        ("rounded_in_one_part", "tk.apply_narrow(rounded, lambda x, of_x: x - of_x, state, rounded)",
+         "tk.apply_narrow(rounded, lambda x, of_x: x - x, state, rounded)", EMULATED),
+        ("that_begins_with_zeros", "tk.load_from(state, self.view(g.initial, t), 0, 0)", "pass", EMULATED),
+        ("before_its_tokens", "s.tokens.wait(tokens)", "pass", LOADS),
+        ("before_its_factors", "s.factors.wait(factors)", "pass", NAPS),
+        ("over_one_that_is_read", "s.states.acquire_empty(out)", "pass", NAPS)),
+    *family(
+        "linear_rows", f"{FOLDER}outputs.py",
+        ("of_a_token_itself_twice", "self.hide(p)", "pass", EMULATED),
+        ("of_the_rest_of_all_pairs", "self.hide(rest)", "pass", EMULATED),
+        ("of_pairs_in_one_part", "tk.mma_AB(o, rest, s.v[tokens.stage])", "pass", EMULATED),
+        ("of_the_state_in_one_part",
+         "(tk.mma_AB if self.state.by_keys else tk.mma_ABt)(o, s.q[tokens.stage], s.state[first + 1])", "pass", EMULATED),
+        ("of_the_state_without_decay", "tk.mul_row(o, o, at_query)", "pass", EMULATED),
+        ("without_a_token_itself", "found = found + itself.tensor[r] * element(v, i)", "pass", EMULATED),
+        ("without_the_step", "found = found * step.tensor[r]", "pass", EMULATED),
+        ("without_the_skip", "found = found + skip.tensor[j] * element(v, i)", "pass", EMULATED),
+        ("sums_of_half_a_row", "return sum(chains[0][1:], chains[0][0]) + sum(chains[1][1:], chains[1][0])",
+         "return sum(chains[0][1:], chains[0][0])", EMULATED),
+        ("before_the_state", "s.states.wait(states)", "pass", NAPS),
+        ("before_their_factors", "s.factors.wait(factors)", "pass", NAPS),
+        ("before_their_tokens", "s.tokens.wait(tokens)", "pass", LOADS)),
+    *family(
+        "linear_rows_of_heads", f"{FOLDER}sums.py",
+        ("without_the_other", "mine.tensor[i] = mine.tensor[i] + element(sent, i)", "pass", SUMMED),
+        ("before_the_other", "tk.wait(full, ring.phase)", "pass", SUMMED),
+        ("over_one_that_is_read", "pipe.acquire_empty(ring)", "pass", READS)),
+)
