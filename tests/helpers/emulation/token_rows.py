@@ -131,7 +131,8 @@ def masked(x, seen):
 
 def apply_triangle(dst, f, *operands, apart=0, upper=False):
     apply_narrow(dst, f, *operands)
-    masked(dst, lambda row, col: col >= row + apart if upper else col <= row - apart)
+    for to in dst if isinstance(dst, tuple) else (dst,):
+        masked(to, lambda row, col: col >= row + apart if upper else col <= row - apart)
 
 
 def product(accumulate, transposed, d, a, b):
@@ -181,8 +182,6 @@ TK = SimpleNamespace(
     zero=lambda x: x.tensor.held.fill(0.0), copy=lambda d, a: d.fill(a.matrix()),
     mul=lambda d, a, x: d.fill(a.matrix() * x), load=lambda d, a: d.fill(a), load_T=lambda d, a: d.fill(a.T),
     load_from=lambda d, a, row, col: d.fill(a), store_elements=lambda d, a, row, col: d.__setitem__(..., a.matrix()),
-    left_fill=lambda x, limit, value, diagonal: masked(x, lambda row, col: col >= row + limit),
-    right_fill=lambda x, limit, value, diagonal: masked(x, lambda row, col: col < row + limit),
     **{f"{name}_{kind}": (lambda accumulate, transposed: lambda d, a, b: product(accumulate, transposed, d, a, b))(
         name == "mma", kind == "ABt") for name in ("mm", "mma") for kind in ("AB", "ABt")},
     **{name: lambda *given, **more: None for name in ("mma_wait", "publish", "sync", "store_wait", "store_async")})

@@ -189,14 +189,14 @@ class Gate:
             x.tensor[at] = x.tensor[at] * f * cute.math.exp2(i - j, fastmath=True)
         tk.copy(p, x)
 
-    def weigh_in_two(self, parts, x, between, scale):
+    def weigh_in_two(self, parts, x, between, scale, apply=tk.apply_narrow):
         """The first of the parts = x times scale and the decay from each key to each query, the second what it rounds
-        off."""
+        off. apply: as of `weigh`."""
         def both(s, i, j, f):
             found = s * f * cute.math.exp2(i - j, fastmath=True)
             return found, found - Float32(self.dtype(found))
 
-        tk.apply_narrow(parts, both, x, *self.weights(between, scale))
+        apply(parts, both, x, *self.weights(between, scale))
 
     def weights(self, between, scale):
         """Of P's elements: the sums whose difference is the decay, and a factor."""

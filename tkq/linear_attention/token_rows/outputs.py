@@ -59,6 +59,7 @@ class RowsOutputs:
         tokens, factors, states = rings
         x, p, rest, itself = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype), tk.rv()
         gates = None, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.gate.adds else None, None
+        seen = partial(tk.apply_triangle, upper=self.spec.reverse)
         s.tokens.wait(tokens)
         tk.mm_ABt(x, s.q[tokens.stage], s.k[tokens.stage])
         s.factors.wait(factors)
@@ -66,11 +67,9 @@ class RowsOutputs:
         tk.mma_wait(0)
         if const_expr(self.spec.exact):
             self.diagonal(x, itself)
-            self.gate.weigh_in_two((p, rest), x, between, g.scale)
-            self.hide(p)
-            self.hide(rest)
+            self.gate.weigh_in_two((p, rest), x, between, g.scale, partial(seen, apart=1))
         else:
-            self.gate.weigh(p, x, between, g.scale, partial(tk.apply_triangle, upper=self.spec.reverse))
+            self.gate.weigh(p, x, between, g.scale, seen)
         s.states.wait(states)
         first = self.state.parts * states.stage
         multiply = tk.mm_AB if self.state.by_keys else tk.mm_ABt
@@ -87,13 +86,6 @@ class RowsOutputs:
             tk.mma_AB(o, rest, s.v[tokens.stage])
         tk.mma_wait(0)
         return itself
-
-    def hide(self, p):
-        """0 for a token itself, and those that it does not see."""
-        if self.spec.reverse:
-            tk.left_fill(p, 1, 0.0, diagonal=True)
-        else:
-            tk.right_fill(p, 0, 0.0, diagonal=True)
 
     @cute.jit
     def diagonal(self, x: tk.RegTile, to: tk.RowVec):
