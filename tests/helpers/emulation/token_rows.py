@@ -1,8 +1,12 @@
 """Mamba-2's gradients by rows of tokens on a CPU: their own code for all threads of a warpgroup at once, whose numbers
 are arrays of 128, with these names in place of the DSL's and of tiles. Operands are rounded to bf16 as there; sums are
-float64. One role goes after the other, with a stage for each chunk: what this shows is what is computed, not who waits
-for whom."""
+float64. Each role is a thread, of which one at a time goes on, in any order; semaphores know a phase by its parity
+alone, and what is on its way is NaN. The exchange of two heads is left out."""
+import functools
 import itertools
+import random
+import threading
+import time
 import types
 from types import SimpleNamespace
 
@@ -10,11 +14,13 @@ import numpy
 import torch
 
 from tests.helpers.emulation.fft_columns import COL, ROW, THREADS
+from tests.helpers.emulation.wide_ring import Barrier
 from tests.helpers.emulation.written import as_written
 from tkq.linear_attention.engine import gates
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.launch import Made, spec_of
 from tkq.linear_attention.token_rows import outputs, state
+from tkq.linear_attention.token_rows.plan import FACTOR_STAGES, GROUPS, plan
 from tkq.linear_attention.token_rows.sums import HeadPairs
 
 CHUNK = 64
@@ -91,23 +97,89 @@ class Sliced:
 
 
 class Ring:
-    """Of as many stages as there are chunks."""
+    def __init__(self, stages):
+        self.count, self.stages = [0], stages
 
-    def __init__(self):
-        self.count = [0]
-
-    stage = property(lambda self: int(self.count[0]))
+    stage = property(lambda self: int(self.count[0]) % self.stages)
+    phase = property(lambda self: int(self.count[0]) // self.stages & 1)
 
     def advance(self):
         self.count[0] += 1
 
 
-class Pipe:
-    def ring(self):
-        return Ring()
+class Turns:
+    """Threads of which one at a time goes on; where they meet another may."""
 
-    def __getattr__(self, name):
-        return lambda *given: None
+    def __init__(self, seed):
+        self.lock, self.chance, self.end, self.found = threading.Lock(), random.Random(seed), time.monotonic() + 8, []
+
+    def meet(self, ready=lambda: True):
+        if self.chance.random() < 0.5:
+            self._give()
+        while not ready():
+            assert time.monotonic() < self.end and not self.found, "waits for ever"
+            self._give()
+
+    def _give(self):
+        self.lock.release()
+        time.sleep(0)
+        self.lock.acquire()
+
+    def run(self, *roles):
+        def begin(role):
+            with self.lock:
+                try:
+                    role()
+                except BaseException as problem:  # the test's thread is to have it
+                    self.found.append(problem)
+
+        threads = [threading.Thread(target=begin, args=(role,)) for role in roles]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self.found:
+            raise self.found[0]
+
+
+class Pipe:
+    """full, empty: arrivals. A warpgroup releases a stage by its four warps."""
+
+    def __init__(self, turns, stages, full, empty):
+        self.turns, self.stages = turns, stages
+        self.full, self.empty = ([Barrier(n) for _ in range(stages)] for n in (full, empty))
+
+    def ring(self):
+        return Ring(self.stages)
+
+    def acquire_empty(self, r):
+        self.turns.meet(lambda: self.empty[r.stage].done & 1 != r.phase ^ 1)
+
+    def commit(self, r):
+        for _ in range(self.full[r.stage].arrivals):
+            self.full[r.stage].arrive()
+        self.turns.meet()
+
+    def wait(self, r):
+        self.turns.meet(lambda: self.full[r.stage].done & 1 != r.phase)
+
+    def release(self, r):
+        for _ in range(4):
+            self.empty[r.stage].arrive()
+        self.turns.meet()
+
+    def fill(self, parts):
+        """A role that brings parts(): (where, what) of each chunk."""
+        ring = self.ring()
+        for part in parts:
+            self.acquire_empty(ring)
+            for to, _ in part(ring.stage):
+                to[...] = numpy.nan
+            self.turns.meet()
+            for to, value in part(ring.stage):
+                to[...] = value
+            self.commit(ring)
+            ring.advance()
 
 
 def element(x, i):
@@ -179,7 +251,8 @@ TK = SimpleNamespace(
     apply_triangle=apply_triangle, load_rows=load_rows, load_shared_cols=load_shared_cols, store_rows=store_rows,
     quad_sum=quad_sum, mul_row=scaled_rows, first_row=lambda: ROW, first_col=lambda: COL,
     thread_in_warpgroup=lambda: THREADS, WARPGROUP=128, first_warp_of_group=lambda: False,
-    zero=lambda x: x.tensor.held.fill(0.0), copy=lambda d, a: d.fill(a.matrix()),
+    store=lambda to, x: to.__setitem__(..., x.matrix()), zero=lambda x: x.tensor.held.fill(0.0),
+    copy=lambda d, a: d.fill(a.matrix()),
     mul=lambda d, a, x: d.fill(a.matrix() * x), load=lambda d, a: d.fill(a), load_T=lambda d, a: d.fill(a.T),
     load_from=lambda d, a, row, col: d.fill(a), store_elements=lambda d, a, row, col: d.__setitem__(..., a.matrix()),
     **{f"{name}_{kind}": (lambda accumulate, transposed: lambda d, a, b: product(accumulate, transposed, d, a, b))(
@@ -190,16 +263,6 @@ NAMES = dict(
     cutlass=SimpleNamespace(range=lambda *given, unroll=1: range(*given), range_constexpr=range,
                             select_=numpy.where),
     cute=SimpleNamespace(size=lambda x: len(x.held), math=SimpleNamespace(exp2=lambda x, fastmath: numpy.exp2(x))))
-
-
-class Store:
-    """Shared tiles of rounded states, by number."""
-
-    def __init__(self):
-        self.held = {}
-
-    def __getitem__(self, n):
-        return self.held.setdefault(n, numpy.full((64, 0), numpy.nan))
 
 
 def emulated(monkeypatch, part, cls, names):
@@ -218,8 +281,29 @@ def factors_of(given, scale, b, h, order):
     G = numpy.cumsum(d * A[h].item() / numpy.log(2.0), 0)
     begun, left = numpy.exp2(G), numpy.exp2(G[-1] - G)
     begun, left = (left, begun) if given.reverse else (begun, left)
-    found = G, scale * begun, left if given.reverse else left * d, numpy.exp2(G[-1:])
-    return gates.GateShared(*map(Sliced, (*found, d if given.reverse else scale * d)), None, None)
+    return (G, scale * begun, left if given.reverse else left * d, numpy.exp2(G[-1:]),
+            d if given.reverse else scale * d)
+
+
+def roles(s, turns, tokens, factors):
+    """Those that bring tokens, by name chunk by chunk, and factors, to a block's shared memory, which is made."""
+    stages = s.stages
+    for name, x in tokens.items():
+        setattr(s, name, None if x is None else numpy.full((stages, *x.shape[1:]), numpy.nan))
+    held = [numpy.full((len(x), FACTOR_STAGES), numpy.nan) for x in factors]
+    s.gate = gates.GateShared(*map(Sliced, held), None, None)
+    s.tokens, s.factors, s.states = (Pipe(turns, *sizes) for sizes in (
+        (stages, 1, 8), (FACTOR_STAGES, 1, 8), (2, 4, 4)))
+
+    def of_tokens(i, stage):
+        return [(getattr(s, name)[stage], x[i]) for name, x in tokens.items() if x is not None]
+
+    def of_factors(i, stage):
+        return [(to[:, stage], x[:, i]) for to, x in zip(held, factors)]
+
+    count = range(factors[0].shape[1])
+    return [functools.partial(pipe.fill, [functools.partial(of, i) for i in count])
+            for pipe, of in ((s.tokens, of_tokens), (s.factors, of_factors))]
 
 
 def launched(monkeypatch, given, scale):
@@ -252,18 +336,13 @@ def launched(monkeypatch, given, scale):
     last = None if given.final is None else numpy.zeros((B, heads, K, V))
     skip = given.steps.skip if given.steps.skip is None else given.steps.skip.double().numpy()
     for b, h in itertools.product(range(B), range(heads)):
-        tiles = Store()
-        TK.store = lambda to, x, tiles=tiles: tiles.held.__setitem__(to, x.matrix())
-        s = SimpleNamespace(
-            **{name: None if x is None else rows(x, b, h)
-               for name, x in (("q", given.q), ("k", given.k), ("v", given.v), ("x", given.x))},
-            gate=factors_of(given, scale, b, h, order), tokens=Pipe(), factors=Pipe(), states=Pipe(), skip=None,
-            pairs=None, state=range(4 * chunks + 4))
+        turns, s = Turns((b, h, S).__hash__()), SimpleNamespace(stages=plan(spec).stages, skip=None, pairs=None)
+        s.state = numpy.full((2 * keeper.parts, 64, keeper.cols), numpy.nan)
+        bring = roles(s, turns, {name: None if x is None else rows(x, b, h) for name, x in (
+            ("q", given.q), ("k", given.k), ("v", given.v), ("x", given.x))}, factors_of(given, scale, b, h, order))
         of_ssd = SimpleNamespace(skip=skip, diagonal=Sliced(diagonal))
         g = SimpleNamespace(initial=first, final=last, scale=scale, tokens=S, dots=Sliced(dots), o=None, ssd=of_ssd)
         t = SimpleNamespace(state=b, batch=b, head=h, chunks=chunks)
-        keeper.keep(g, s, t, None)
-        s.state = tiles
 
         def send(g, s, x, place, wg, b=b, h=h):
             at = CHUNK * place[2]
@@ -274,8 +353,8 @@ def launched(monkeypatch, given, scale):
                 numpy.add.at(of_skip[b, h], COL + 8 * (j // 2) + j % 2, sums.tensor[j])
 
         maker.send, maker.put_skip = send, put_skip
-        for wg in range(outputs.GROUPS):
-            maker.make(g, s, t, wg, lambda t, i: order[i])
+        turns.run(*bring, functools.partial(keeper.keep, g, s, t, None), *(
+            functools.partial(maker.make, g, s, t, wg, lambda t, i: order[i]) for wg in range(GROUPS)))
     last = last if last is None or not given.state_v_first else last.swapaxes(-1, -2)
     found = [x if x is None else torch.tensor(x) for x in (o, last, dots, of_skip, diagonal)]
     o, last, dots, of_skip, diagonal = found

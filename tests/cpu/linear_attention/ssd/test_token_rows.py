@@ -36,7 +36,7 @@ def wide(given):
                                           if isinstance(x, torch.Tensor)})
 
 
-@pytest.mark.parametrize("S", [1, 64, 65, 200])
+@pytest.mark.parametrize("S", [1, 64, 65, 200, 700])
 @pytest.mark.parametrize("kind, N", [("c", 128), ("b", 128), ("x", 128), ("c", 64), ("b", 64), ("x", 64)])
 def test_what_is_computed(monkeypatch, kind, N, S):
     given = given_of(kind, S, N, states=S != 64)
