@@ -150,24 +150,27 @@ class RowsOutputs:
         """To global memory."""
         chunk, wg, ring = at
         if const_expr(not self.spec.summed):
-            self.send(g, s, o, (t.batch, t.head, chunk, 0), wg)
+            self.send(g, s, o, (t.batch, t.head, chunk, 0), (wg, ring.stage))
         else:
             for half in cutlass.range_constexpr(2):
                 if t.head % 2 == half:
                     self.pairs.add(s.pairs, t, o, ring, half)
-                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half), wg)
+                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half),
+                              (wg, ring.stage))
 
     @cute.jit
-    def send(self, g, s, o: tk.RegTile, place, wg):
-        """By TMA, once what the warpgroup has sent before has left its tile."""
+    def send(self, g, s, o: tk.RegTile, place, by: Constexpr):
+        """By TMA, once what the warpgroup has sent before has left its tile, which is that of its chunks' stage: by the
+        warpgroup's number ptxas 13 takes the loop's counter, which begins with it, for that number."""
+        wg, mine = by
         if tk.first_warp_of_group():
             tk.store_wait()
         tk.sync(BARRIER + wg, tk.WARPGROUP)
-        tk.store(s.o[wg], o)
+        tk.store(s.o[mine], o)
         tk.publish()
         tk.sync(BARRIER + wg, tk.WARPGROUP)
         if tk.first_warp_of_group():
-            tk.store_async(g.o, s.o[wg], place)
+            tk.store_async(g.o, s.o[mine], place)
 
     # ---- D -----------------------------------------------------------------------------------------------------------
 
