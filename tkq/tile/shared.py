@@ -104,6 +104,19 @@ class SharedTile:
         high = st(self.type.rows * n, self.type.cols, self.type.dtype, self.type.swizzle)
         return SharedTile(cute.make_tensor(self.staged.iterator, high.layout(self.stages // n).outer), high)
 
+    def panel(self, n):
+        """Columns of one tile as wide as its swizzle, the n-th of them: a tile, the same memory. n is known when
+        compiled."""
+        width = 8 * self.type.swizzle // self.type.dtype.width
+        count = self.type.cols // width
+        if self.stage is None or self.type.row_groups:
+            raise TypeError(f"panel: of a ring, or of {self.type}, allowed is one tile whose panels lie one by one")
+        if not (isinstance(n, int) and 0 <= n < count):
+            raise ValueError(f"panel: n is {n}, {self.type} allows 0 to {count - 1}")
+        type = st(self.type.rows, width, self.type.dtype, self.type.swizzle)
+        ring = cute.make_tensor(self.staged.iterator, type.layout(self.stages * count).outer)
+        return SharedTile(ring, type, self.stage * count + n)
+
     def scratch(self, type):
         """The same memory as a ring of as many tiles of another type as fit: what was in it is of no use then."""
         stages = self.type.bytes * self.stages // type.bytes

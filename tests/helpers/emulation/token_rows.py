@@ -96,6 +96,13 @@ class Sliced:
         return self.held[tuple(slice(None) if i is None else i for i in at)]
 
 
+class Tokens(numpy.ndarray):
+    """A shared tile."""
+
+    def panel(self, n):
+        return self[:, 64 * n:64 * n + 64]
+
+
 class Ring:
     def __init__(self, stages):
         self.count, self.stages = [0], stages
@@ -289,11 +296,11 @@ def roles(s, turns, tokens, factors):
     """Those that bring tokens, by name chunk by chunk, and factors, to a block's shared memory, which is made."""
     stages = s.stages
     for name, x in tokens.items():
-        setattr(s, name, None if x is None else numpy.full((stages, *x.shape[1:]), numpy.nan))
+        setattr(s, name, None if x is None else numpy.full((stages, *x.shape[1:]), numpy.nan).view(Tokens))
     held = [numpy.full((len(x), FACTOR_STAGES), numpy.nan) for x in factors]
     s.gate = gates.GateShared(*map(Sliced, held), None, None)
     s.tokens, s.factors, s.states = (Pipe(turns, *sizes) for sizes in (
-        (stages, 1, 8), (FACTOR_STAGES, 1, 8), (2, 4, 4)))
+        (stages, 1, 8), (FACTOR_STAGES, 1, 8), (GROUPS, 4, 4)))
 
     def of_tokens(i, stage):
         return [(getattr(s, name)[stage], x[i]) for name, x in tokens.items() if x is not None]
@@ -315,11 +322,11 @@ def launched(monkeypatch, given, scale):
     ssd, heads, chunks = Ssd(spec), given.steps.dt.shape[2], -(-S // CHUNK)
     gate = gates.Gate(spec, ssd)
     gate.dtype = bf16
-    keeper = state.RowsState(spec, gate, bf16)
+    keeper = state.RowsState(spec, gate, bf16, plan(spec).states)
     maker = outputs.RowsOutputs(spec, ssd, gate, keeper, HeadPairs(False, bf16))
     emulated(monkeypatch, keeper, state.RowsState, ["keep"])
     emulated(monkeypatch, maker, outputs.RowsOutputs,
-             ["make", "products", "diagonal", "finish", "put_dots", "put", "begin"])
+             ["make", "products", "diagonal", "finish", "part", "begin"])
     keeper.view = lambda x, t: x[t.state, t.head] if keeper.by_keys else x[t.state, t.head].T
     o, dots = numpy.zeros((B, S, heads, V)), numpy.zeros((V // CHUNK, B, S, heads)) if spec.dot else None
     diagonal, of_skip = (numpy.zeros(n) for n in ((B, S, heads), (B, heads, V)))
@@ -337,7 +344,7 @@ def launched(monkeypatch, given, scale):
     skip = given.steps.skip if given.steps.skip is None else given.steps.skip.double().numpy()
     for b, h in itertools.product(range(B), range(heads)):
         turns, s = Turns((b, h, S).__hash__()), SimpleNamespace(stages=plan(spec).stages, skip=None, pairs=None)
-        s.state = numpy.full((2 * keeper.parts, 64, keeper.cols), numpy.nan)
+        s.state = numpy.full((keeper.places * keeper.parts, 64, keeper.cols), numpy.nan)
         bring = roles(s, turns, {name: None if x is None else rows(x, b, h) for name, x in (
             ("q", given.q), ("k", given.k), ("v", given.v), ("x", given.x))}, factors_of(given, scale, b, h, order))
         of_ssd = SimpleNamespace(skip=skip, diagonal=Sliced(diagonal))

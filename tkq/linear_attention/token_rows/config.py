@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """stages: chunks of tokens that are loaded ahead, an even number: every other one belongs to one of the outputs'
-    two warpgroups. registers: of a thread of the producer's warpgroup, the state's, the outputs'.
+    """stages: chunks of tokens that are in shared memory at once, of which the outputs' two warpgroups have one each.
+    states: places for a chunk's state, 1 or 2. registers: of a thread of the producer's warpgroup, the state's, the
+    outputs'.
 
     Raises:
-        ValueError: stages is odd."""
+        ValueError: stages is less than 2, or states another number."""
 
-    stages: int = 2
-    registers: tuple = (40, 136, 168)
+    stages: int = 3
+    states: int = 1
+    registers: tuple = (24, 120, 184)
 
     def __post_init__(self):
-        if self.stages % 2:
-            raise ValueError(f"RowsConfig: stages is {self.stages}, allowed are multiples of 2")
+        if self.stages < 2 or self.states not in (1, 2):
+            raise ValueError(f"RowsConfig: stages is {self.stages}, states is {self.states}, allowed are stages from 2 "
+                             "on and states 1 and 2")

@@ -50,18 +50,19 @@ class TokenRows:
       producer (a warp)   Q K V X of a chunk | of the next | ..
       factors (a warp)    what gates make of a chunk's tokens
       state (1)           S rounded to shared memory, S = e^G[63] S + (f K)' V | ..
-      outputs (2)         Q K', P, O = e^G Q S, O += P V | of the next chunk but one | ..   (ping-pong)
+      outputs (2)         Q K', Q S, P, O = e^G Q S + P V, x O | of the next chunk but one | ..   (ping-pong)
 
       pipe     stages          full (arrivals)           empty (arrivals)
       tokens   config.stages   producer's bytes (1)      warps of the state and of a chunk's outputs (8)
       factors  FACTOR_STAGES   factors' warp (1)         the same (8)
-      states   2               warps of the state (4)    warps of a chunk's outputs (4)
+      states   GROUPS          warps of the state (4)    warps of a chunk's outputs (4)
     """
 
     def __init__(self, spec: LinearSpec, config: RowsConfig):
         self.spec, self.config, self.dtype, self.ssd = spec, config, element_type(spec.dtype), Ssd(spec)
         self.gate = Gate(spec, self.ssd, Heads(1, FACTOR_STAGES, own_warps=True))
-        self.state, self.pairs = RowsState(spec, self.gate, self.dtype), HeadPairs(spec.summed, self.dtype)
+        self.state = RowsState(spec, self.gate, self.dtype, config.states)
+        self.pairs = HeadPairs(spec.summed, self.dtype)
         self.outputs = RowsOutputs(spec, self.ssd, self.gate, self.state, self.pairs)
         self.qk_tile, self.v_tile = (tk.st(CHUNK, cols, self.dtype) for cols in (spec.head_dim, spec.value_dim))
 
@@ -109,11 +110,11 @@ class TokenRows:
         n, x, al = self.config.stages, int(self.spec.has_x), tk.SharedAllocator()
         s = RowsShared(
             al.tile(self.qk_tile, n), al.tile(self.qk_tile, n), al.tile(self.v_tile, n),
-            al.tile(self.v_tile, n) if x else None, al.tile(self.state.tile, 2 * self.state.parts),
+            al.tile(self.v_tile, n) if x else None, al.tile(self.state.tile, self.config.states * self.state.parts),
             al.tile(self.outputs.tile, GROUPS), self.gate.shared(al),
             al.vector(self.spec.value_dim, 4 * GROUPS) if self.spec.ssd.skip_gradient else None,
             self.pairs.shared(al, GROUPS), al.pipe(n, 2 * self.qk_tile.bytes + (1 + x) * self.v_tile.bytes, 8),
-            al.pipe(FACTOR_STAGES, 0, 8), al.pipe(2, 0, 4, producers=4))
+            al.pipe(FACTOR_STAGES, 0, 8), al.pipe(GROUPS, 0, 4, producers=4))
         tk.init_block(lambda: self.initialise(s), self.pairs.cluster)
         _, head, batch = cute.arch.block_idx()
         t = Task(batch, batch, head, head // g.heads_per_k, head // g.heads_per_v, Int32(0),

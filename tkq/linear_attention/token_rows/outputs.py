@@ -19,9 +19,9 @@ BARRIER = 1  # the first of their named barriers; the next one is that of both
 
 
 def row_sum(o: tk.RegTile, x: tk.RegTile, part: int, r: int):
-    """A thread's sum of o times x over its columns of the part-th 64, in its r-th row: in two chains."""
-    of_row = [i for i in range(32 * part, 32 * part + 32) if i // 2 % 2 == r]
-    chains = [[o.tensor[i] * element(x, i) for i in of_row[n::2]] for n in range(2)]
+    """A thread's sum of o times x, which has the part-th 64 of o's columns, in its r-th row: in two chains."""
+    of_row = [i for i in range(CHUNK // 2) if i // 2 % 2 == r]
+    chains = [[o.tensor[CHUNK // 2 * part + i] * element(x, i) for i in of_row[n::2]] for n in range(2)]
     return sum(chains[0][1:], chains[0][0]) + sum(chains[1][1:], chains[1][0])
 
 
@@ -38,16 +38,15 @@ class RowsOutputs:
     @cute.jit
     def make(self, g, s, t, wg, order: Constexpr):
         """All chunks of a warpgroup. order(t, i): the i-th chunk that is visited."""
-        tokens, factors, states = s.tokens.ring(), s.factors.ring(), s.states.ring()
-        for ring in (tokens, factors, states):
+        rings = [pipe.ring() for pipe in (s.tokens, s.factors, s.states, *self.pairs.pipes(s.pairs))]
+        for ring in rings:
             ring.count[0] = Uint32(wg)
         skip, of_skip = self.begin(g, t)
         for i in cutlass.range(wg, t.chunks, GROUPS, unroll=1):
             o = tk.rt_fl(self.spec.value_dim)
-            itself = self.products(g, s, o, (tokens, factors, states))
-            self.finish(g, s, t, o, (order(t, i), wg, tokens, factors, itself, skip, of_skip))
-            self.put(g, s, t, o, (order(t, i), wg, states))
-            for ring in (tokens, factors, states):
+            itself = self.products(g, s, o, rings)
+            self.finish(g, s, t, o, (order(t, i), wg, rings, itself, skip, of_skip))
+            for ring in rings:
                 for _ in cutlass.range_constexpr(GROUPS):
                     ring.advance()
         self.put_skip(g, s.skip, t, of_skip, wg)
@@ -55,27 +54,26 @@ class RowsOutputs:
 
     @cute.jit
     def products(self, g, s, o: tk.RegTile, rings: Constexpr):
-        """o; and of each token q k, where that is apart."""
-        tokens, factors, states = rings
+        """o; and of each token q k, where that is apart. Q S is under way while P is made."""
+        tokens, factors, states, *_ = rings
         x, p, rest, itself = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype), tk.rv()
         gates = None, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.gate.adds else None, None
         seen = partial(tk.apply_triangle, upper=self.spec.reverse)
         s.tokens.wait(tokens)
         tk.mm_ABt(x, s.q[tokens.stage], s.k[tokens.stage])
+        s.states.wait(states)
+        tiles, by_keys = self.state.tiles(s, states.stage), self.state.by_keys
+        (tk.mm_AB if const_expr(by_keys) else tk.mm_ABt)(o, s.q[tokens.stage], tiles[0])
+        if const_expr(self.spec.exact):
+            (tk.mma_AB if const_expr(by_keys) else tk.mma_ABt)(o, s.q[tokens.stage], tiles[1])
         s.factors.wait(factors)
         between = self.gate.between(s.gate, gates, factors.stage)
-        tk.mma_wait(0)
+        tk.mma_wait(self.state.parts)
         if const_expr(self.spec.exact):
             self.diagonal(x, itself)
             self.gate.weigh_in_two((p, rest), x, between, g.scale, partial(seen, apart=1))
         else:
             self.gate.weigh(p, x, between, g.scale, seen)
-        s.states.wait(states)
-        first = self.state.parts * states.stage
-        multiply = tk.mm_AB if self.state.by_keys else tk.mm_ABt
-        multiply(o, s.q[tokens.stage], s.state[first])
-        if const_expr(self.spec.exact):
-            (tk.mma_AB if self.state.by_keys else tk.mma_ABt)(o, s.q[tokens.stage], s.state[first + 1])
         tk.mma_wait(0)
         s.states.release(states)
         at_query = tk.rv()
@@ -100,68 +98,71 @@ class RowsOutputs:
 
     @cute.jit
     def finish(self, g, s, t, o: tk.RegTile, at: Constexpr):
-        """Sums of o times x; then what a token has from itself, its step, D."""
-        chunk, _, tokens, factors, itself, skip, of_skip = at
-        V, tokens_of, step = self.spec.value_dim, chunk * CHUNK, tk.rv()
-        v, x = tk.rt(V, self.dtype), tk.rt(V, self.dtype)
-        if const_expr(self.ssd.apart or self.ssd.skips):
-            tk.load(v, s.v[tokens.stage])
-        if const_expr(self.spec.has_x):
-            tk.load(x, s.x[tokens.stage])
+        """What is left to do of o, 64 columns after the other, and o to global memory; of two heads' sums those first
+        that the other block adds, so that what that one gives comes while the rest is done."""
+        chunk, wg, rings, itself, skip, of_skip = at
+        factors, step, of_parts = rings[1], tk.rv(), range(self.spec.value_dim // CHUNK)
         if const_expr(self.ssd.apart or self.ssd.gets):
             tk.load_rows(step, s.gate.dt[None, factors.stage], 0, CHUNK)
-        s.tokens.release(tokens)
-        s.factors.release(factors)
-        if const_expr(self.spec.dots):
-            self.put_dots(g, t, o, x, tokens_of)
         if const_expr(self.ssd.apart):
-            tk.store_rows(g.ssd.diagonal[t.batch, None, t.head], itself, tokens_of, g.tokens)
+            tk.store_rows(g.ssd.diagonal[t.batch, None, t.head], itself, chunk * CHUNK, g.tokens)
             for r in cutlass.range_constexpr(2):
                 itself.tensor[r] = itself.tensor[r] * (step.tensor[r] if const_expr(self.ssd.adds) else g.scale)
-        if const_expr(of_skip is not None):
-            self.sum_skip(x, v, of_skip)
-        self.complete(o, v, (itself, step, skip))
+        given, by = (rings, chunk, (itself, step, skip), of_skip), (wg, factors.stage % GROUPS)
+        if const_expr(not self.spec.summed):
+            for part in of_parts:
+                self.part(g, s, t, o, (part, part == of_parts[-1]), given)
+            self.send(g, s, o, (t.batch, t.head, chunk, 0), by)
+        else:
+            for half in cutlass.range_constexpr(2):
+                if t.head % 2 == half:
+                    self.part(g, s, t, o, (1 - half, False), given)
+                    self.pairs.give(s.pairs, t, o, rings[3], 1 - half)
+                    self.part(g, s, t, o, (half, True), given)
+                    self.pairs.take(s.pairs, t, o, rings[3], half)
+                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half), by)
 
-    def complete(self, o, v, given):
+    @cute.jit
+    def part(self, g, s, t, o: tk.RegTile, which: Constexpr, given: Constexpr):
+        """Of 64 columns: sums of o times x; then what a token has from itself, its step, D. which: their number, and
+        whether they are the last ones."""
+        (part, last), ((tokens, factors, *_), chunk, of_rows, of_skip) = which, given
+        v, x = tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
+        if const_expr(self.ssd.apart or self.ssd.skips):
+            tk.load(v, s.v[tokens.stage].panel(part))
+        if const_expr(self.spec.has_x):
+            tk.load(x, s.x[tokens.stage].panel(part))
+        if const_expr(last):
+            s.tokens.release(tokens)
+            s.factors.release(factors)
+        if const_expr(self.spec.dots):
+            sums = tk.rv()
+            for r in cutlass.range_constexpr(2):
+                sums.tensor[r] = row_sum(o, x, part, r)
+            tk.quad_sum(sums)
+            tk.store_rows(g.dots[part, t.batch, None, t.head], sums, chunk * CHUNK, g.tokens)
+        if const_expr(of_skip is not None):
+            self.sum_skip(x, v, of_skip, part)
+        self.complete(o, v, of_rows, part)
+
+    def complete(self, o, v, given, part):
         """given: of rows, q k with its factor and the step; of columns, D."""
         itself, step, skip = given
-        for i in range(cute.size(o.tensor)):
-            r, j, found = i // 2 % 2, i // 4 * 2 + i % 2, o.tensor[i]
+        for i in range(CHUNK // 2):
+            at = CHUNK // 2 * part + i
+            r, j, found = i // 2 % 2, at // 4 * 2 + at % 2, o.tensor[at]
             if self.ssd.apart:
                 found = found + itself.tensor[r] * element(v, i)
             if self.ssd.gets:
                 found = found * step.tensor[r]
             if self.ssd.skips:
                 found = found + skip.tensor[j] * element(v, i)
-            o.tensor[i] = found
-
-    @cute.jit
-    def put_dots(self, g, t, o: tk.RegTile, x: tk.RegTile, token):
-        """Of each 64 columns."""
-        for part in cutlass.range_constexpr(self.spec.value_dim // CHUNK):
-            sums = tk.rv()
-            for r in cutlass.range_constexpr(2):
-                sums.tensor[r] = row_sum(o, x, part, r)
-            tk.quad_sum(sums)
-            tk.store_rows(g.dots[part, t.batch, None, t.head], sums, token, g.tokens)
-
-    @cute.jit
-    def put(self, g, s, t, o: tk.RegTile, at: Constexpr):
-        """To global memory."""
-        chunk, wg, ring = at
-        if const_expr(not self.spec.summed):
-            self.send(g, s, o, (t.batch, t.head, chunk, 0), (wg, ring.stage))
-        else:
-            for half in cutlass.range_constexpr(2):
-                if t.head % 2 == half:
-                    self.pairs.add(s.pairs, t, o, ring, half)
-                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half),
-                              (wg, ring.stage))
+            o.tensor[at] = found
 
     @cute.jit
     def send(self, g, s, o: tk.RegTile, place, by: Constexpr):
-        """By TMA, once what the warpgroup has sent before has left its tile, which is that of its chunks' stage: by the
-        warpgroup's number ptxas 13 takes the loop's counter, which begins with it, for that number."""
+        """By TMA, once what the warpgroup has sent before has left its tile. by: the warpgroup, and its tile's number,
+        which is the same; but ptxas takes the loop's counter, which begins with it, for that number."""
         wg, mine = by
         if tk.first_warp_of_group():
             tk.store_wait()
@@ -189,12 +190,12 @@ class RowsOutputs:
             tk.zero(sums)
         return skip, sums
 
-    def sum_skip(self, x, v, sums):
-        """A chunk's part of D's gradient: x times v."""
-        for j in range(self.spec.value_dim // 4):
-            two = [4 * (j // 2) + j % 2 + 2 * r for r in range(2)]
-            sums.tensor[j] = sums.tensor[j] + (element(x, two[0]) * element(v, two[0])
-                                               + element(x, two[1]) * element(v, two[1]))
+    def sum_skip(self, x, v, sums, part):
+        """A chunk's part of D's gradient, of 64 columns: x times v."""
+        for j in range(CHUNK // 4):
+            two, at = [4 * (j // 2) + j % 2 + 2 * r for r in range(2)], CHUNK // 4 * part + j
+            sums.tensor[at] = sums.tensor[at] + (element(x, two[0]) * element(v, two[0])
+                                                 + element(x, two[1]) * element(v, two[1]))
 
     @cute.jit
     def put_skip(self, g, room: Any, t, sums: Any, wg):

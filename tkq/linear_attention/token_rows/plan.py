@@ -19,10 +19,10 @@ def by_rows(spec: LinearSpec) -> bool:
 
 
 def plan(spec: LinearSpec) -> RowsConfig:
-    """As many stages of tokens as there is room for, four at most."""
+    """Four stages of tokens, or as many as there is room for; two of the state where that leaves three of tokens."""
     K, V = spec.head_dim, spec.value_dim
-    parts = 1 + spec.exact
-    stage = 2 * CHUNK * (2 * K + V * (1 + spec.has_x))
-    rest = 2 * parts * 2 * CHUNK * max(K, V) + 2 * 2 * CHUNK * (CHUNK if spec.summed else V)
-    rest += 2 * 2 * CHUNK * CHUNK * spec.summed + 4096 * FACTOR_STAGES // 2
-    return RowsConfig(4 if (SHARED - rest) // stage >= 4 else 2)
+    stage, state = 2 * CHUNK * (2 * K + V * (1 + spec.has_x)), (1 + spec.exact) * 2 * CHUNK * max(K, V)
+    rest = GROUPS * 2 * CHUNK * CHUNK * (2 if spec.summed else V // CHUNK) + 2048 * FACTOR_STAGES
+    most = [(SHARED - rest - n * state) // stage for n in (1, 2)]
+    states = 2 if most[1] >= 3 else 1
+    return RowsConfig(min(4, most[states - 1]), states)

@@ -3,11 +3,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.token_rows.plan import GROUPS
 
 
 class RowsState:
@@ -17,11 +18,18 @@ class RowsState:
         S = e^G[63] S + (f K)' V    or    S' = e^G[63] S' + (f V)' K,    f: what decays to the chunk's end
     """
 
-    def __init__(self, spec: LinearSpec, gate: Any, dtype: Any):
-        self.spec, self.gate, self.dtype = spec, gate, dtype
+    def __init__(self, spec: LinearSpec, gate: Any, dtype: Any, places: int):
+        """places: of rounded states in shared memory, at most GROUPS."""
+        self.spec, self.gate, self.dtype, self.places = spec, gate, dtype, places
         self.by_keys = spec.value_dim > spec.head_dim
         self.cols, self.parts = max(spec.head_dim, spec.value_dim), 1 + spec.exact
         self.tile = tk.st(CHUNK, self.cols, dtype)
+
+    def tiles(self, shared, stage):
+        """The parts of the state of a chunk. The pipe has a stage for each of the outputs' warpgroups, so that each
+        waits for its own; with one place it is that of all stages."""
+        first = self.parts * stage if self.places > 1 else 0
+        return [shared.state[first + n] for n in range(self.parts)]
 
     def view(self, x: Any, t):
         """Of states (row, head, K, V): the task's, as the accumulators have it."""
@@ -34,18 +42,20 @@ class RowsState:
         state, rounded = tk.rt_fl(self.cols), tk.rt(self.cols, self.dtype)
         taken, rest = tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
         own, factor = tk.rt(CHUNK, self.dtype), tk.cv(CHUNK)
-        tokens, factors, out = s.tokens.ring(), s.factors.ring(), s.states.ring()
+        tokens, factors, out, free = s.tokens.ring(), s.factors.ring(), s.states.ring(), s.states.ring()
+        free.count[0] = Uint32(GROUPS - self.places)
         narrow, wide = (s.k, s.v) if self.by_keys else (s.v, s.k)
         tk.zero(state)
         if const_expr(self.spec.initial is not None):
             tk.load_from(state, self.view(g.initial, t), 0, 0)
         for _ in cutlass.range(t.chunks, unroll=1):
-            s.states.acquire_empty(out)
+            s.states.acquire_empty(free)
+            tiles = self.tiles(s, out.stage)
             tk.copy(rounded, state)
-            tk.store(s.state[self.parts * out.stage], rounded)
+            tk.store(tiles[0], rounded)
             if const_expr(self.spec.exact):
                 tk.apply_narrow(rounded, lambda x, of_x: x - of_x, state, rounded)
-                tk.store(s.state[self.parts * out.stage + 1], rounded)
+                tk.store(tiles[1], rounded)
             tk.publish()
             s.states.commit(out)
             s.tokens.wait(tokens)
@@ -61,7 +71,7 @@ class RowsState:
             tk.mma_wait(0)
             s.tokens.release(tokens)
             s.factors.release(factors)
-            for ring in (tokens, factors, out):
+            for ring in (tokens, factors, out, free):
                 ring.advance()
         if const_expr(self.spec.final is not None):
             tk.store_elements(self.view(g.final, t), state, 0, 0)

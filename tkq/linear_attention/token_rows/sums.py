@@ -23,7 +23,7 @@ class Exchanged(NamedTuple):
 class HeadPairs:
     """Summed, the blocks of two neighbouring heads are a cluster. A warpgroup of the outputs keeps the half of the
     columns that has its block's number, sends the other half, in 16 bits, to the same threads of the other block, and
-    adds what it is sent, in fp32. Neither order nor time changes a sum of two. Deadlock-free: a chunk's half is sent
+    adds what it is sent, in fp32. Neither order nor time changes a sum of two. Deadlock-free: a chunk's half is given
     before the other one is waited for, and waits but for that of two chunks before to have been taken."""
 
     def __init__(self, there: bool, dtype: Any):
@@ -43,18 +43,22 @@ class HeadPairs:
         if self.there:
             shared.pipe.init()
 
+    def pipes(self, shared):
+        """Those that outputs have a ring of."""
+        return (shared.pipe,) if self.there else ()
+
     def end(self):
         """No block leaves while the other may still write to it."""
         if self.there:
             tk.cluster_sync()
 
     @cute.jit
-    def add(self, shared, t, x: tk.RegTile, ring, half: Constexpr[int]):
-        """Half of x's columns = those of both heads. ring: of the chunk, so that a stage is a warpgroup's."""
+    def give(self, shared, t, x: tk.RegTile, ring, half: Constexpr[int]):
+        """Half of x's columns is on its way to the other block. ring: of the chunk; a stage is a warpgroup's."""
         other, inbox, pipe = t.head % 2 ^ 1, shared.inbox[None, None, None, ring.stage], shared.pipe
         full = pipe.full[ring.stage]
         sent = tk.rt(CHUNK, self.dtype)
-        tk.copy(sent, tk.columns(x, CHUNK * (1 - half), CHUNK))
+        tk.copy(sent, tk.columns(x, CHUNK * half, CHUNK))
         words = cute.recast_tensor(sent.tensor, Float32)
         pipe.acquire_empty(ring)
         for i in cutlass.range_constexpr(cute.size(words) // WORDS):
@@ -62,12 +66,19 @@ class HeadPairs:
             tk.store_remote(to, [words[WORDS * i + k] for k in range(WORDS)], full, other)
         if tk.warp_id() % 4 == 0:
             tk.expect_bytes(full, self.bytes)
-        tk.wait(full, ring.phase)
+
+    @cute.jit
+    def take(self, shared, t, x: tk.RegTile, ring, half: Constexpr[int]):
+        """Half of x's columns += what the other block gives."""
+        other, inbox, pipe = t.head % 2 ^ 1, shared.inbox[None, None, None, ring.stage], shared.pipe
+        found = tk.rt(CHUNK, self.dtype)
+        words = cute.recast_tensor(found.tensor, Float32)
+        tk.wait(pipe.full[ring.stage], ring.phase)
         for i in cutlass.range_constexpr(cute.size(words) // WORDS):
             piece = inbox[None, tk.thread_in_warpgroup(), i].load()
             for k in cutlass.range_constexpr(WORDS):
                 words[WORDS * i + k] = piece[k]
         tk.arrive_at(pipe.empty[ring.stage], other)
-        mine = tk.columns(x, CHUNK * half, CHUNK)
-        for i in cutlass.range_constexpr(cute.size(mine.tensor)):
-            mine.tensor[i] = mine.tensor[i] + element(sent, i)
+        for i in cutlass.range_constexpr(CHUNK // 2):
+            at = CHUNK // 2 * half + i
+            x.tensor[at] = x.tensor[at] + element(found, i)
