@@ -15,7 +15,7 @@ class RowsConfig:
 
     stages: int = 3
     states: int = 1
-    registers: tuple = (24, 120, 184)
+    registers: tuple = (24, 136, 176)
 
     def __post_init__(self):
         if self.stages < 2 or self.states not in (1, 2):
