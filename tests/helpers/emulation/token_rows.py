@@ -192,7 +192,7 @@ class Pipe:
 def element(x, i):
     if isinstance(x, (Tile, RowVec, ColVec)):
         return x.tensor[{Tile: i, RowVec: i // 2 % 2, ColVec: i // 4 * 2 + i % 2}[type(x)]]
-    return x
+    return 8 * (i // 4) + i % 2 if x == "column" else x
 
 
 def apply_narrow(dst, f, *operands):
@@ -201,17 +201,6 @@ def apply_narrow(dst, f, *operands):
         found = f(*[element(x, i) for x in operands])
         for to, value in zip(several, found if isinstance(dst, tuple) else (found,)):
             to.tensor[i] = to.dtype(value)
-
-
-def masked(x, seen):
-    for i, (row, col) in x.places():
-        x.tensor[i] = numpy.where(seen(row, col), x.tensor[i], 0.0)
-
-
-def apply_triangle(dst, f, *operands, apart=0, upper=False):
-    apply_narrow(dst, f, *operands)
-    for to in dst if isinstance(dst, tuple) else (dst,):
-        masked(to, lambda row, col: col >= row + apart if upper else col <= row - apart)
 
 
 def product(accumulate, transposed, d, a, b):
@@ -255,13 +244,14 @@ def scaled_rows(d, a, v):
 
 TK = SimpleNamespace(
     st=lambda *given: None, rt=Tile, rt_fl=Tile, rv=RowVec, cv=ColVec, columns=columns, apply_narrow=apply_narrow,
-    apply_triangle=apply_triangle, load_rows=load_rows, load_shared_cols=load_shared_cols, store_rows=store_rows,
+    COLUMN="column", warp_id=lambda: THREADS // 32, lane_id=lambda: THREADS % 32, load_rows=load_rows, load_shared_cols=load_shared_cols, store_rows=store_rows,
     quad_sum=quad_sum, mul_row=scaled_rows, first_row=lambda: ROW, first_col=lambda: COL,
     thread_in_warpgroup=lambda: THREADS, WARPGROUP=128, first_warp_of_group=lambda: False,
     store=lambda to, x: to.__setitem__(..., x.matrix()), zero=lambda x: x.tensor.held.fill(0.0),
     copy=lambda d, a: d.fill(a.matrix()),
     mul=lambda d, a, x: d.fill(a.matrix() * x), load=lambda d, a: d.fill(a), load_T=lambda d, a: d.fill(a.T),
-    load_from=lambda d, a, row, col: d.fill(a), store_elements=lambda d, a, row, col: d.__setitem__(..., a.matrix()),
+    load_from=lambda d, a, row, col: d.fill(a[:, col:col + d.cols]),
+    store_elements=lambda d, a, row, col: d.__setitem__((slice(None), slice(col, col + a.cols)), a.matrix()),
     **{f"{name}_{kind}": (lambda accumulate, transposed: lambda d, a, b: product(accumulate, transposed, d, a, b))(
         name == "mma", kind == "ABt") for name in ("mm", "mma") for kind in ("AB", "ABt")},
     **{name: lambda *given, **more: None for name in ("mma_wait", "publish", "sync", "store_wait", "store_async")})
@@ -322,8 +312,9 @@ def launched(monkeypatch, given, scale):
     ssd, heads, chunks = Ssd(spec), given.steps.dt.shape[2], -(-S // CHUNK)
     gate = gates.Gate(spec, ssd)
     gate.dtype = bf16
-    keeper = state.RowsState(spec, gate, bf16, plan(spec).states)
-    maker = outputs.RowsOutputs(spec, ssd, gate, keeper, HeadPairs(False, bf16))
+    pairs = HeadPairs(False, bf16)
+    keeper = state.RowsState(spec, gate, pairs, plan(spec).states)
+    maker = outputs.RowsOutputs(spec, ssd, gate, keeper, pairs)
     emulated(monkeypatch, keeper, state.RowsState, ["keep"])
     emulated(monkeypatch, maker, outputs.RowsOutputs,
              ["make", "products", "diagonal", "finish", "part", "begin"])

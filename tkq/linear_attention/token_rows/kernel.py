@@ -61,10 +61,11 @@ class TokenRows:
     def __init__(self, spec: LinearSpec, config: RowsConfig):
         self.spec, self.config, self.dtype, self.ssd = spec, config, element_type(spec.dtype), Ssd(spec)
         self.gate = Gate(spec, self.ssd, Heads(1, FACTOR_STAGES, own_warps=True))
-        self.state = RowsState(spec, self.gate, self.dtype, config.states)
         self.pairs = HeadPairs(spec.summed, self.dtype)
+        self.state = RowsState(spec, self.gate, self.pairs, config.states)
         self.outputs = RowsOutputs(spec, self.ssd, self.gate, self.state, self.pairs)
         self.qk_tile, self.v_tile = (tk.st(CHUNK, cols, self.dtype) for cols in (spec.head_dim, spec.value_dim))
+        self.part_tile = tk.st(CHUNK, CHUNK, self.dtype)  # of v and x, 64 columns of which come at a time
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -92,11 +93,11 @@ class TokenRows:
         if const_expr(self.spec.has_x):
             x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
             x_heads = heads // x.shape[2]
-            x = tk.gl.load(x, self.v_tile)
+            x = tk.gl.load(x, self.part_tile)
         states = [y if y is None or not self.spec.state_v_first else cute.make_tensor(
             y.iterator, cute.select(y.layout, [0, 1, 3, 2])) for y in operands[6:8]]
         g = Globals(
-            q=tk.gl.load(q, self.qk_tile), k=tk.gl.load(k, self.qk_tile), v=tk.gl.load(v, self.v_tile),
+            q=tk.gl.load(q, self.qk_tile), k=tk.gl.load(k, self.qk_tile), v=tk.gl.load(v, self.part_tile),
             o=tk.gl.store(o, self.outputs.tile), x=x, initial=states[0], final=states[1], dots=operands.dots,
             scale=scale, tokens=Int32(q.shape[0]), heads_per_k=heads // k.shape[2], heads_per_v=heads // v.shape[2],
             heads_per_x=x_heads, ssd=ssd)
@@ -151,9 +152,11 @@ class TokenRows:
             sem, chunk = s.tokens.acquire(ring), self.order(t, i)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
-            tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, 0), sem)
-            if const_expr(self.spec.has_x):
-                tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, 0), sem)
+            for n in cutlass.range_constexpr(self.spec.value_dim // CHUNK):
+                part = self.pairs.columns(t, n)
+                tk.load_async(s.v[ring.stage].panel(n), g.v, (t.batch, t.head_v, chunk, part), sem)
+                if const_expr(self.spec.has_x):
+                    tk.load_async(s.x[ring.stage].panel(n), g.x, (t.batch, t.head // g.heads_per_x, chunk, part), sem)
             ring.advance()
 
     @cute.jit

@@ -58,7 +58,6 @@ class RowsOutputs:
         tokens, factors, states, *_ = rings
         x, p, rest, itself = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype), tk.rv()
         gates = None, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.gate.adds else None, None
-        seen = partial(tk.apply_triangle, upper=self.spec.reverse)
         s.tokens.wait(tokens)
         tk.mm_ABt(x, s.q[tokens.stage], s.k[tokens.stage])
         s.states.wait(states)
@@ -71,9 +70,9 @@ class RowsOutputs:
         tk.mma_wait(self.state.parts)
         if const_expr(self.spec.exact):
             self.diagonal(x, itself)
-            self.gate.weigh_in_two((p, rest), x, between, g.scale, partial(seen, apart=1))
+            self.gate.weigh_in_two((p, rest), x, between, g.scale, partial(self.seen, apart=1))
         else:
-            self.gate.weigh(p, x, between, g.scale, seen)
+            self.gate.weigh(p, x, between, g.scale, self.seen)
         tk.mma_wait(0)
         s.states.release(states)
         at_query = tk.rv()
@@ -85,14 +84,31 @@ class RowsOutputs:
         tk.mma_wait(0)
         return itself
 
+    def seen(self, to, f, *operands, apart=0):
+        """As `tk.apply_triangle`, with the same code for all warps: four would not be in the instruction cache."""
+        behind = tk.rv()  # how far a row is behind the thread's first column
+        for r in range(2):
+            behind.tensor[r] = Float32(tk.first_row() - tk.first_col() + 8 * r)
+
+        def of_seen(*given):
+            *rest, row, col = given
+            found = f(*rest)
+            there = row <= col - apart if self.spec.reverse else row >= col + apart
+            if isinstance(to, tuple):
+                return [cutlass.select_(there, x, Float32(0.0)) for x in found]
+            return cutlass.select_(there, found, Float32(0.0))
+
+        tk.apply_narrow(to, of_seen, *operands, behind, tk.COLUMN)
+
     @cute.jit
     def diagonal(self, x: tk.RegTile, to: tk.RowVec):
-        view = x.rows_view
+        """Of the 16 columns that a warp's rows have there: a thread has its row's if its first column is one of two."""
+        view, warp, row = x.rows_view, tk.warp_id() % 4, tk.lane_id() // 4
         for r in cutlass.range_constexpr(2):
             found = Float32(0.0)
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                there = tk.first_col() + 8 * (j // 2) + j % 2 == tk.first_row() + 8 * r
-                found = cutlass.select_(there, view[r, j], found)
+            for w in cutlass.range_constexpr(4):
+                for e in cutlass.range_constexpr(2):
+                    found = cutlass.select_((warp == w) & (tk.first_col() + e == row), view[r, 4 * w + 2 * r + e], found)
             to.tensor[r] = found
         tk.quad_sum(to)
 
@@ -114,13 +130,11 @@ class RowsOutputs:
                 self.part(g, s, t, o, (part, part == of_parts[-1]), given)
             self.send(g, s, o, (t.batch, t.head, chunk, 0), by)
         else:
-            for half in cutlass.range_constexpr(2):
-                if t.head % 2 == half:
-                    self.part(g, s, t, o, (1 - half, False), given)
-                    self.pairs.give(s.pairs, t, o, rings[3], 1 - half)
-                    self.part(g, s, t, o, (half, True), given)
-                    self.pairs.take(s.pairs, t, o, rings[3], half)
-                    self.send(g, s, tk.columns(o, CHUNK * half, CHUNK), (t.batch, t.head // 2, chunk, half), by)
+            self.part(g, s, t, o, (1, False), given)
+            self.pairs.give(s.pairs, t, o, rings[3])
+            self.part(g, s, t, o, (0, True), given)
+            self.pairs.take(s.pairs, t, o, rings[3])
+            self.send(g, s, tk.columns(o, 0, CHUNK), (t.batch, t.head // 2, chunk, self.pairs.columns(t, 0)), by)
 
     @cute.jit
     def part(self, g, s, t, o: tk.RegTile, which: Constexpr, given: Constexpr):
@@ -132,18 +146,18 @@ class RowsOutputs:
             tk.load(v, s.v[tokens.stage].panel(part))
         if const_expr(self.spec.has_x):
             tk.load(x, s.x[tokens.stage].panel(part))
-        if const_expr(last):
-            s.tokens.release(tokens)
-            s.factors.release(factors)
         if const_expr(self.spec.dots):
             sums = tk.rv()
             for r in cutlass.range_constexpr(2):
                 sums.tensor[r] = row_sum(o, x, part, r)
             tk.quad_sum(sums)
-            tk.store_rows(g.dots[part, t.batch, None, t.head], sums, chunk * CHUNK, g.tokens)
+            tk.store_rows(g.dots[self.pairs.columns(t, part), t.batch, None, t.head], sums, chunk * CHUNK, g.tokens)
         if const_expr(of_skip is not None):
             self.sum_skip(x, v, of_skip, part)
         self.complete(o, v, of_rows, part)
+        if const_expr(last):  # behind what was read: an arrival overtakes loads that wait for shared memory
+            s.tokens.release(tokens)
+            s.factors.release(factors)
 
     def complete(self, o, v, given, part):
         """given: of rows, q k with its factor and the step; of columns, D."""

@@ -18,12 +18,12 @@ class RowsState:
         S = e^G[63] S + (f K)' V    or    S' = e^G[63] S' + (f V)' K,    f: what decays to the chunk's end
     """
 
-    def __init__(self, spec: LinearSpec, gate: Any, dtype: Any, places: int):
+    def __init__(self, spec: LinearSpec, gate: Any, pairs: Any, places: int):
         """places: of rounded states in shared memory, at most GROUPS."""
-        self.spec, self.gate, self.dtype, self.places = spec, gate, dtype, places
+        self.spec, self.gate, self.dtype, self.pairs, self.places = spec, gate, gate.dtype, pairs, places
         self.by_keys = spec.value_dim > spec.head_dim
         self.cols, self.parts = max(spec.head_dim, spec.value_dim), 1 + spec.exact
-        self.tile = tk.st(CHUNK, self.cols, dtype)
+        self.tile = tk.st(CHUNK, self.cols, self.dtype)
 
     def tiles(self, shared, stage):
         """The parts of the state of a chunk. The pipe has a stage for each of the outputs' warpgroups, so that each
@@ -36,6 +36,10 @@ class RowsState:
         of_head = x[t.state, t.head, None, None]
         return of_head if self.by_keys else cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
 
+    def first(self, t, part: int):
+        """The first column in global memory of 64 of the state's."""
+        return CHUNK * self.pairs.columns(t, part)
+
     @cute.jit
     def keep(self, g, s, t, order: Constexpr):
         """order(t, i): the i-th chunk that is visited."""
@@ -47,7 +51,8 @@ class RowsState:
         narrow, wide = (s.k, s.v) if self.by_keys else (s.v, s.k)
         tk.zero(state)
         if const_expr(self.spec.initial is not None):
-            tk.load_from(state, self.view(g.initial, t), 0, 0)
+            for part in cutlass.range_constexpr(self.cols // CHUNK):
+                tk.load_from(tk.columns(state, CHUNK * part, CHUNK), self.view(g.initial, t), 0, self.first(t, part))
         for _ in cutlass.range(t.chunks, unroll=1):
             s.states.acquire_empty(free)
             tiles = self.tiles(s, out.stage)
@@ -74,4 +79,5 @@ class RowsState:
             for ring in (tokens, factors, out, free):
                 ring.advance()
         if const_expr(self.spec.final is not None):
-            tk.store_elements(self.view(g.final, t), state, 0, 0)
+            for part in cutlass.range_constexpr(self.cols // CHUNK):
+                tk.store_elements(self.view(g.final, t), tk.columns(state, CHUNK * part, CHUNK), 0, self.first(t, part))

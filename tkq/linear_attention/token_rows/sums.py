@@ -3,7 +3,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32
+from cutlass import Float32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -22,7 +22,7 @@ class Exchanged(NamedTuple):
 
 class HeadPairs:
     """Summed, the blocks of two neighbouring heads are a cluster. A warpgroup of the outputs keeps the half of the
-    columns that has its block's number, sends the other half, in 16 bits, to the same threads of the other block, and
+    columns that has its block's number, which has it first in all tiles, sends the other half, in 16 bits, to the same threads of the other block, and
     adds what it is sent, in fp32. Neither order nor time changes a sum of two. Deadlock-free: a chunk's half is given
     before the other one is waited for, and waits but for that of two chunks before to have been taken."""
 
@@ -43,6 +43,10 @@ class HeadPairs:
         if self.there:
             shared.pipe.init()
 
+    def columns(self, t, n: int):
+        """Which 64 of V's columns a block's n-th ones are."""
+        return n ^ t.head % 2 if self.there else n
+
     def pipes(self, shared):
         """Those that outputs have a ring of."""
         return (shared.pipe,) if self.there else ()
@@ -53,12 +57,13 @@ class HeadPairs:
             tk.cluster_sync()
 
     @cute.jit
-    def give(self, shared, t, x: tk.RegTile, ring, half: Constexpr[int]):
-        """Half of x's columns is on its way to the other block. ring: of the chunk; a stage is a warpgroup's."""
+    def give(self, shared, t, x: tk.RegTile, ring):
+        """The other half of x's columns is on its way to the other block. ring: of the chunk; a stage is a
+        warpgroup's."""
         other, inbox, pipe = t.head % 2 ^ 1, shared.inbox[None, None, None, ring.stage], shared.pipe
         full = pipe.full[ring.stage]
         sent = tk.rt(CHUNK, self.dtype)
-        tk.copy(sent, tk.columns(x, CHUNK * half, CHUNK))
+        tk.copy(sent, tk.columns(x, CHUNK, CHUNK))
         words = cute.recast_tensor(sent.tensor, Float32)
         pipe.acquire_empty(ring)
         for i in cutlass.range_constexpr(cute.size(words) // WORDS):
@@ -68,8 +73,8 @@ class HeadPairs:
             tk.expect_bytes(full, self.bytes)
 
     @cute.jit
-    def take(self, shared, t, x: tk.RegTile, ring, half: Constexpr[int]):
-        """Half of x's columns += what the other block gives."""
+    def take(self, shared, t, x: tk.RegTile, ring):
+        """The own half of x's columns += what the other block gives."""
         other, inbox, pipe = t.head % 2 ^ 1, shared.inbox[None, None, None, ring.stage], shared.pipe
         found = tk.rt(CHUNK, self.dtype)
         words = cute.recast_tensor(found.tensor, Float32)
@@ -80,5 +85,4 @@ class HeadPairs:
                 words[WORDS * i + k] = piece[k]
         tk.arrive_at(pipe.empty[ring.stage], other)
         for i in cutlass.range_constexpr(CHUNK // 2):
-            at = CHUNK // 2 * half + i
-            x.tensor[at] = x.tensor[at] + element(found, i)
+            x.tensor[i] = x.tensor[i] + element(found, i)
