@@ -152,6 +152,7 @@ from .sync import (
     wait,
 )
 from .transfer import (
+    arrived,
     load,
     load_cols,
     load_from,

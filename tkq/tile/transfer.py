@@ -1,9 +1,13 @@
 """Between registers and memory: a warpgroup's tiles to and from shared tiles, rows and elements to global memory."""
+import functools
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, warp, warpgroup
+from cutlass.cutlass_dsl import dsl_user_op
 
+from .assembly import ptx
 from .block import lane_id, thread_in_warpgroup
 from .dtypes import FP8, HALF
 from .maps import copy
@@ -86,6 +90,25 @@ def load(dst: RegTile, src: SharedTile):
     atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
     thr = cute.make_tiled_copy_A(atom, cute.make_tiled_mma(cute.make_mma_atom(op))).get_slice(thread_in_warpgroup())
     cute.copy(atom, thr.partition_S(s), thr.retile(d))
+
+
+def arrived(*tiles: RegTile):
+    """Goes on once what ``load`` or ``load_T`` brings to 16-bit tiles is in their registers. Before the stage that it
+    comes from is released: an arrival overtakes loads that wait for shared memory while other warpgroups' products read
+    it, and the next copy is there before they are done. Whole warps call it."""
+    for x in tiles:
+        if not isinstance(x, RegTile) or x.dtype not in HALF:
+            raise TypeError(f"arrived: got {x}, allowed are 16-bit register tiles")
+    words = [cute.recast_tensor(x.tensor, Int32) for x in tiles]
+    firsts = [w[4 * i] for w, x in zip(words, tiles) for i in range(x.cols // 16)]  # of each load's four
+    if firsts:
+        _hold(functools.reduce(lambda a, b: a | b, firsts))
+
+
+@dsl_user_op
+def _hold(word, *, loc=None, ip=None):
+    """What follows waits for this number: it might be one for which there is a fence."""
+    ptx([Int32(word)], "{ .reg .pred p; setp.eq.u32 p, $0, 2143403759; @p fence.acq_rel.cta; }", "r", loc, ip)
 
 
 def load_T(dst: RegTile, src: SharedTile):

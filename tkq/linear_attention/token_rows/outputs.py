@@ -108,7 +108,8 @@ class RowsOutputs:
             found = Float32(0.0)
             for w in cutlass.range_constexpr(4):
                 for e in cutlass.range_constexpr(2):
-                    found = cutlass.select_((warp == w) & (tk.first_col() + e == row), view[r, 4 * w + 2 * r + e], found)
+                    there = (warp == w) & (tk.first_col() + e == row)
+                    found = cutlass.select_(there, view[r, 4 * w + 2 * r + e], found)
             to.tensor[r] = found
         tk.quad_sum(to)
 
@@ -151,11 +152,14 @@ class RowsOutputs:
             for r in cutlass.range_constexpr(2):
                 sums.tensor[r] = row_sum(o, x, part, r)
             tk.quad_sum(sums)
-            tk.store_rows(g.dots[self.pairs.columns(t, part), t.batch, None, t.head], sums, chunk * CHUNK, g.tokens)
+            to = g.dots[self.pairs.columns(t, part), t.batch, None, t.head]
+            tk.store_rows(to, sums, chunk * CHUNK, g.tokens)
         if const_expr(of_skip is not None):
             self.sum_skip(x, v, of_skip, part)
         self.complete(o, v, of_rows, part)
-        if const_expr(last):  # behind what was read: an arrival overtakes loads that wait for shared memory
+        if const_expr(last):
+            tk.arrived(*([v] if const_expr(self.ssd.apart or self.ssd.skips) else []),
+                       *([x] if const_expr(self.spec.has_x) else []))
             s.tokens.release(tokens)
             s.factors.release(factors)
 

@@ -22,9 +22,10 @@ class Exchanged(NamedTuple):
 
 class HeadPairs:
     """Summed, the blocks of two neighbouring heads are a cluster. A warpgroup of the outputs keeps the half of the
-    columns that has its block's number, which has it first in all tiles, sends the other half, in 16 bits, to the same threads of the other block, and
-    adds what it is sent, in fp32. Neither order nor time changes a sum of two. Deadlock-free: a chunk's half is given
-    before the other one is waited for, and waits but for that of two chunks before to have been taken."""
+    columns that has its block's number, which comes first in its tiles, sends the other half, in 16 bits, to the same
+    threads of the other block, and adds what it is sent, in fp32. Neither order nor time changes a sum of two.
+    Deadlock-free: a chunk's half is given before the other one is waited for, and waits but for that of two chunks
+    before to have been taken."""
 
     def __init__(self, there: bool, dtype: Any):
         self.there, self.dtype = there, dtype
