@@ -17,23 +17,19 @@ def apply_triangle(dst, f, *operands, apart=0, upper=False):
     j >= i + apart.
 
     Each warp has code for its own 16 rows: what none of them has is not computed, and only in the 16 columns around
-    the diagonal elements are compared. dst: a tile of bf16 or fp16, 64 x 64, or a tuple of such tiles, of which f gives
-    as many values. apart: 0, or 1 without the diagonal. Operands: as of ``apply_narrow``. Whole warps call it. Causal
-    weights of scores s, with sums of gates of rows and columns: ``apply_triangle(p, lambda s, i, j: s * exp2(i - j), s,
-    rows, cols)``.
+    the diagonal elements are compared. dst: a tile of bf16 or fp16, 64 x 64. apart: 0, or 1 without the diagonal.
+    Operands: as of ``apply_narrow``. Whole warps call it. Causal weights of scores s, with sums of gates of rows and
+    columns: ``apply_triangle(p, lambda s, i, j: s * exp2(i - j), s, rows, cols)``.
 
     Raises:
         TypeError: dst or an operand is of a type that ``apply_narrow`` refuses.
         ValueError: dst is not 64 x 64, an operand has another width, apart is neither 0 nor 1."""
-    several = isinstance(dst, tuple)
-    to = dst if several else (dst,)
-    check_narrow("apply_triangle", to, operands)
-    if to[0].cols != _ROWS:
-        raise ValueError(f"apply_triangle: dst is {to[0]}, allowed are tiles of 64 x 64")
+    check_narrow("apply_triangle", (dst,), operands)
+    if dst.cols != _ROWS:
+        raise ValueError(f"apply_triangle: dst is {dst}, allowed are tiles of 64 x 64")
     if apart not in (0, 1):
         raise ValueError(f"apply_triangle: apart is {apart}, allowed are 0 and 1")
-    each = f if several else lambda *x: (f(*x),)
-    _by_warp(to, lambda i: each(*[element(x, i) for x in operands]), (apart, upper))
+    _by_warp(dst, lambda i: f(*[element(x, i) for x in operands]), (apart, upper))
 
 
 @cute.jit
@@ -45,17 +41,15 @@ def _by_warp(dst, f: Constexpr, half: Constexpr):
 
 def _rows_of_warp(dst, f, half, warp):
     """Of its two rows a thread has elements 0 1 4 5 8 9 .. and 2 3 6 7 ..; each pair is one of eight columns."""
-    pairs, (apart, upper) = [cute.recast_tensor(d.tensor, Int32) for d in dst], half
+    pairs, (apart, upper) = cute.recast_tensor(dst.tensor, Int32), half
     behind = lane_id() // 4 - first_col()  # how far the row is behind the pair's first column, where both are eight
-    for i in range(dst[0].cols // 4):
+    for i in range(dst.cols // 4):
         row, block = 2 * warp + i % 2, i // 2
         if block != row and (block < row) == upper:
-            for pair in pairs:
-                pair[i] = Int32(0)
+            pairs[i] = Int32(0)
             continue
         two = [f(2 * i + e) for e in range(2)]
         if block == row:
             seen = [behind + apart <= e if upper else behind - apart >= e for e in range(2)]
-            two = [[cutlass.select_(there, x, type(x)(0.0)) for x in of_one] for there, of_one in zip(seen, two)]
-        for pair, d, *both in zip(pairs, dst, *two, strict=True):
-            pair[i] = _cvt2(*both, d.dtype)
+            two = [cutlass.select_(there, x, type(x)(0.0)) for there, x in zip(seen, two, strict=True)]
+        pairs[i] = _cvt2(*two, dst.dtype)

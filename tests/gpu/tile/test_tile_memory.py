@@ -26,6 +26,14 @@ def test_stacked():
     same(y, x + 1.0)
 
 
+@pytest.mark.parametrize("cols", (64, 192))
+def test_panels(cols):
+    x, y, z = normal("bf16", 64, cols), poisoned("bf16", 64, cols), poisoned("bf16", 64, cols)
+    run("transfer:build_panels", (cols,), x, y, z)
+    same(z, x, "loaded")
+    same(y, torch.cat(x.split(64, 1)[::-1], 1), "stored")
+
+
 def up(n, step):
     return -(-n // step) * step
 

@@ -150,6 +150,7 @@ def _cases():
     yield from (("mma:build", (p,), p.sass()) for p in PRODUCTS)
     yield from (("transfer:build_round_trip", x, _round_trip_sass(*x)) for x in ROUND_TRIPS)
     yield "transfer:build_stacked", (32,), ("UTMALDG", "UTMASTG")
+    yield "transfer:build_panels", (192,), ("UTMALDG", "UTMASTG")
     yield from (("memory:build_tma", x, ("UTMALDG", "UTMAREDG" if x[-1] else "UTMASTG")) for x in TMA_COPIES)
     yield from (("memory:build_pieces", x, ("UTMALDG", "UTMASTG")) for x in PIECES)
     yield from (("pages:build", x, ("HGMMA", "UTMALDG.5D")) for x in PAGES)

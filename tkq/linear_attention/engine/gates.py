@@ -45,14 +45,15 @@ class Gate:
 
     def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE, every: int = 1):
         """ssd: Mamba-2's part, which makes the gates there (see `engine.ssd.Ssd`); it has d, one more factor of a
-        token. heads: of a block, and which warps make their factors. every: how many chunks such a warp goes on by."""
+        token. heads: of a block, each of which has a warp that makes its factors. every: how many chunks it goes on
+        by."""
         self.heads, self.step = heads, -every if spec.reverse else every
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.decays = spec.gate != "none"
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
         self.kept = spec.kept is not None
-        self.own_warps = self.gated and heads.own_warps
+        self.own_warps = self.gated and heads.count == 2 and not heads.all_warps  # for factors, beside the producer
         self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
@@ -188,15 +189,6 @@ class Gate:
             i, j, f = (element(w, at) for w in weights)
             x.tensor[at] = x.tensor[at] * f * cute.math.exp2(i - j, fastmath=True)
         tk.copy(p, x)
-
-    def weigh_in_two(self, parts, x, between, scale, apply=tk.apply_narrow):
-        """The first of the parts = x times scale and the decay from each key to each query, the second what it rounds
-        off. apply: as of `weigh`."""
-        def both(s, i, j, f):
-            found = s * f * cute.math.exp2(i - j, fastmath=True)
-            return found, found - Float32(self.dtype(found))
-
-        apply(parts, both, x, *self.weights(between, scale))
 
     def weights(self, between, scale):
         """Of P's elements: the sums whose difference is the decay, and a factor."""

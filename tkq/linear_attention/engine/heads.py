@@ -15,10 +15,10 @@ class Heads:
     Where factors are all that there is to make (`plan.factors_alone`), the four warps of the scores' warpgroup make
     them: all four those of one head, or two those of each of two."""
 
-    def __init__(self, count: int, stages: int = 2, all_warps: bool = False, own_warps: bool = False):
-        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. own_warps:
-        warps beside the producer make them, one a head. every: by how many chunks a warp of factors goes on."""
-        self.count, self.places, self.all_warps, self.own_warps = count, stages * count, all_warps, own_warps
+    def __init__(self, count: int, stages: int = 2, all_warps: bool = False):
+        """stages: of the scores. all_warps: each warp of a warpgroup makes factors, those of a head in turn. every: by
+        how many chunks a warp of factors goes on."""
+        self.count, self.places, self.all_warps = count, stages * count, all_warps
         self.every = WARPS // count if all_warps else 1
 
     def blocks(self, heads):
@@ -36,12 +36,12 @@ class Heads:
         return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
 
     def makes_factors(self):
-        """Is this one of the warps that do? The scores' first one; or those beside the producer, from `FACTORS` on; or
-        all."""
+        """Is this one of the warps that do? Of one head the scores' first one, of two those from `FACTORS` on; or all.
+        """
         warp = tk.warp_id() % 4
         if self.all_warps:
             return True
-        return (warp >= FACTORS) & (warp < FACTORS + self.count) if self.own_warps else warp == 0
+        return warp == 0 if self.count == 1 else (warp >= FACTORS) & (warp < FACTORS + self.count)
 
     def first_chunk(self):
         """Of a warp of factors."""

@@ -71,8 +71,7 @@ class LinearAttention:
     def __init__(self, spec: LinearSpec, config: LinearConfig):
         self.spec, self.config, self.ssd = spec, config, Ssd(spec)
         self.factors_alone, self.ping_pong = factors_alone(spec), ScorePingPong(config)
-        self.heads = Heads(config.heads, config.score_stages, self.factors_alone,
-                           config.heads == 2 and not self.factors_alone)
+        self.heads = Heads(config.heads, config.score_stages, self.factors_alone)
         self.gate = Gate(spec, self.ssd, self.heads, self.heads.every if self.factors_alone else self.ping_pong.count)
         self.factors, self.dtype = FactorWarps(self.gate, SCORES_BARRIER, self.ping_pong), element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)

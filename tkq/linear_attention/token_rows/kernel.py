@@ -47,8 +47,8 @@ class TokenRows:
     by V in accumulators, so that P never leaves registers, and sums of o times x are sums of rows. A block has one head
     of one sequence.
 
-      producer (a warp)   Q K V X of a chunk | of the next | ..
       factors (a warp)    what gates make of a chunk's tokens
+      producer (a warp)   Q K V X of a chunk | of the next | ..
       state (1)           S rounded to shared memory, S = e^G[63] S + (f K)' V | ..
       outputs (2)         Q K', Q S, P, O = e^G Q S + P V, x O | of the next chunk but one | ..   (ping-pong)
 
@@ -60,7 +60,7 @@ class TokenRows:
 
     def __init__(self, spec: LinearSpec, config: RowsConfig):
         self.spec, self.config, self.dtype, self.ssd = spec, config, element_type(spec.dtype), Ssd(spec)
-        self.gate = Gate(spec, self.ssd, Heads(1, FACTOR_STAGES, own_warps=True))
+        self.gate = Gate(spec, self.ssd, Heads(1, FACTOR_STAGES))
         self.pairs = HeadPairs(spec.summed, self.dtype)
         self.state = RowsState(spec, self.gate, self.pairs, config.states)
         self.outputs = RowsOutputs(spec, self.ssd, self.gate, self.state, self.pairs)
@@ -138,11 +138,11 @@ class TokenRows:
 
     @cute.jit
     def produce(self, g, s, t):
-        """Tokens by one warp, factors by another."""
+        """Factors by the first warp, as `engine.heads.Heads` has it, tokens by the next one."""
         if tk.warp_id() % 4 == 0:
-            self.load(g, s, t)
-        else:
             self.make_factors(g, s, t)
+        else:
+            self.load(g, s, t)
 
     @cute.jit
     def load(self, g, s, t):

@@ -1,5 +1,4 @@
 """A chunk's outputs, token by token: the part of `TokenRows` that makes them."""
-from functools import partial
 from typing import Any
 
 import cutlass
@@ -70,7 +69,7 @@ class RowsOutputs:
         tk.mma_wait(self.state.parts)
         if const_expr(self.spec.exact):
             self.diagonal(x, itself)
-            self.gate.weigh_in_two((p, rest), x, between, g.scale, partial(self.seen, apart=1))
+            self.weigh_in_two((p, rest), x, between, g.scale)
         else:
             self.gate.weigh(p, x, between, g.scale, self.seen)
         tk.mma_wait(0)
@@ -83,6 +82,15 @@ class RowsOutputs:
             tk.mma_AB(o, rest, s.v[tokens.stage])
         tk.mma_wait(0)
         return itself
+
+    def weigh_in_two(self, parts, x, between, scale):
+        """The first of the parts = x times scale and the decay from each key to each query, the second what it rounds
+        off; without a token itself."""
+        def both(s, i, j, f):
+            found = s * f * cute.math.exp2(i - j, fastmath=True)
+            return found, found - Float32(self.dtype(found))
+
+        self.seen(parts, both, x, *self.gate.weights(between, scale), apart=1)
 
     def seen(self, to, f, *operands, apart=0):
         """As `tk.apply_triangle`, with the same code for all warps: four would not be in the instruction cache."""

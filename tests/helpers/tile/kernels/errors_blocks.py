@@ -35,6 +35,18 @@ BLOCKS = {
     "scratch_room": (
         lambda x: ring(64, 64).scratch(tk.st(64, 128)),
         ValueError, "scratch: 1 tiles of 64 x 64 bf16 have no room for 64 x 128 bf16"),
+    "panel_of_a_ring": (
+        lambda x: ring(64, 128).panel(0),
+        TypeError, "panel: of a ring, or of 64 x 128 bf16, allowed is one tile whose panels lie one by one"),
+    "panel_of_row_groups": (
+        lambda x: tk.SharedAllocator().tile(tk.st(64, 128, row_groups=True))[0].panel(0),
+        TypeError, "panel: of a ring, or of 64 x 128 bf16 in groups of 8 rows, allowed is one tile"),
+    "panel_beyond": (
+        lambda x: one(64, 128).panel(2),
+        ValueError, "panel: n is 2, 64 x 128 bf16 allows 0 to 1"),
+    "arrived_type": (
+        lambda x: tk.arrived(tk.rt(64), tk.rt_fl(64)),
+        TypeError, "arrived: got 64 x 64 fp32 in registers, allowed are 16-bit register tiles"),
     "shared_cols_size": (
         lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
         ValueError, "load_shared_cols: v is column vector of 64"),

@@ -41,6 +41,8 @@ class RoundTrip:
             tk.load_T(back, tile)
         else:
             tk.load(back, tile)
+        if cutlass.const_expr(self.type.dtype.width == 16):
+            tk.arrived(back)
         put(loaded, back)
         tk.store_wait()
 
@@ -85,3 +87,38 @@ class Stacked:
 
 def build_stacked(cols):
     return Stacked(cols), (tensor("fp32", 128, cols), tensor("fp32", 128, cols))
+
+
+class Panels:
+    """z = x and y = x with its panels in reversed order, (64, cols) bf16: a tile whose panels come and leave by
+    themselves."""
+
+    def __init__(self, cols):
+        self.tile, self.part = tk.st(64, cols), tk.st(64, 64)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, z: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(tk.gl.load(x, self.part), tk.gl.store(y, self.part), z).launch(
+            grid=[1, 1, 1], block=[128, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: tk.gl, y: tk.gl, z: cute.Tensor):
+        al = tk.SharedAllocator()
+        tile, full, count = al.tile(self.tile, 2)[1], al.semaphores(), self.tile.cols // 64
+        tk.init_block(lambda: tk.init(full, 1))
+        if tk.warp_id() == 0:
+            tk.expect_bytes(full, self.tile.bytes)
+            for n in cutlass.range_constexpr(count):
+                tk.load_async(tile.panel(n), x, (0, n), full)
+        tk.wait(full, 0)
+        regs = tk.rt_bf(self.tile.cols)
+        tk.load(regs, tile)
+        put(z, regs)
+        if tk.warp_id() == 0:
+            for n in cutlass.range_constexpr(count):
+                tk.store_async(y, tile.panel(n), (0, count - 1 - n))
+            tk.store_wait()
+
+
+def build_panels(cols):
+    return Panels(cols), tuple(tensor("bf16", 64, cols) for _ in range(3))
