@@ -4,6 +4,9 @@ import torch
 
 from tests.helpers import linear_launches
 from tests.helpers.emulation import token_rows as emulation
+from tests.helpers.process.loops import CACHED, in_loops
+from tests.helpers.process.machine_code import entry_of
+from tkq.linear_attention.catalog import shipped
 from tkq.linear_attention.launch import Given, Steps, recipe, spec_of
 from tkq.linear_attention.plan import SHARED
 from tkq.linear_attention.token_rows.config import RowsConfig
@@ -59,6 +62,17 @@ def test_there_is_room(kind, N, summed):
     rest = plan(spec).states * parts * 128 * max(K, V) + 256 * (64 if spec.summed else V) + 2 * 8192 * spec.summed
     assert tokens + rest + 12 * 1024 <= SHARED + 5 * 1024
     assert plan(spec).stages in (3, 4)
+
+
+ROWS = {kernel.name: kernel.recipe for kernel in shipped() if "TokenRows" in kernel.recipe.builder}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.machine_code(recipe=lambda name: ROWS[name])
+def test_loops_are_in_the_instruction_cache(name, machine_code):
+    """Beyond it each instruction takes twice as long. Of two heads' sums it is just full."""
+    count, = in_loops(entry_of(ROWS[name]).path).values()
+    assert 600 < count <= CACHED + 16
 
 
 def test_which_launches():
