@@ -1,4 +1,4 @@
-"""How many instructions a kernel's loops have, of all roles together: those that an SM's instruction cache is to hold."""
+"""How many instructions the loops of a kernel have, of all its roles: an SM has an instruction cache of so many."""
 import re
 
 from tkq.testing import elf, sass
