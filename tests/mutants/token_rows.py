@@ -8,7 +8,7 @@ FOLDER = "tkq/linear_attention/token_rows/"
 
 MUTANTS = (
     *family(
-        "ssd_rows_state", f"{FOLDER}state.py",
+        "linear_ssd_rows_state", f"{FOLDER}state.py",
         ("that_does_not_decay", "tk.mul(state, state, s.gate.total[0, factors.stage])", "pass", EMULATED),
         ("of_tokens_that_do_not_decay", "tk.apply_narrow(taken, lambda x, f: x * f, own, factor)",
          "tk.apply_narrow(taken, lambda x, f: x, own, factor)", EMULATED),
@@ -22,7 +22,7 @@ MUTANTS = (
         ("before_its_factors", "s.factors.wait(factors)", "pass", EMULATED),
         ("over_one_that_is_read", "s.states.acquire_empty(free)", "pass", EMULATED)),
     *family(
-        "ssd_rows", f"{FOLDER}outputs.py",
+        "linear_ssd_rows", f"{FOLDER}outputs.py",
         ("of_a_token_itself_twice", "self.seen(parts, both, x, *self.gate.weights(between, scale), apart=1)",
          "self.seen(parts, both, x, *self.gate.weights(between, scale))", EMULATED),
         ("of_the_tokens_behind", "there = row <= col - apart if self.spec.reverse else row >= col + apart",
@@ -45,7 +45,7 @@ MUTANTS = (
         ("before_their_factors", "s.factors.wait(factors)", "pass", EMULATED),
         ("before_their_tokens", "s.tokens.wait(tokens)", "pass", EMULATED)),
     *family(
-        "ssd_rows_of_heads", f"{FOLDER}sums.py",
+        "linear_ssd_rows_of_heads", f"{FOLDER}sums.py",
         ("without_the_other", "x.tensor[i] = x.tensor[i] + element(found, i)", "pass", SUMMED),
         ("before_the_other", "tk.wait(pipe.full[ring.stage], ring.phase)", "pass", SUMMED),
         ("of_the_other_columns", "return n ^ t.head % 2 if self.there else n", "return n", SUMMED),
