@@ -1,22 +1,27 @@
 """Hedgehog's feature map: softmax of a row and of its negative."""
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
 
 LEAST = 1e-6  # of a feature
 
 
-def make_features(w, y: tk.RegTile, tiles, sums=None):
-    """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the
-    features' products with sums, (2 F, 1) fp32. w: registers as `weights.Weights` has them. NaN stays NaN."""
-    for part, sign in ((0, 1.0), (1, -1.0)):
-        softmax(w.e, w.row, y, sign)
+@cute.jit
+def make_features(w, y: tk.RegTile, tiles: Constexpr, sums: Constexpr = None):
+    """tiles, one behind the other, = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a
+    thread's part of the features' products with sums, (2 F, 1) fp32. w: registers as `weights.Weights` has them. y is
+    negated. NaN stays NaN. One code for both, a loop: what all roles have is to be in the instruction cache."""
+    for part in cutlass.range(2, unroll=1):
+        softmax(w.e, w.row, y, 1.0)
         tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)
-        if sums is not None:
+        if const_expr(sums is not None):
             _add_products(w, part, sums)
-        tk.store(tiles[part], w.e)
+        tk.store(replace(tiles[0], stage=tiles[0].stage + part), w.e)
+        tk.mul(y, y, -1.0)
 
 
 def softmax(e: tk.RegTile, row: tk.RowVec, y: tk.RegTile, sign: float):
