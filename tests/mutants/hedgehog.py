@@ -99,8 +99,7 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",
          "tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)", "", ALL_LEAST),
-        ("hedgehog_softmax_of_y_twice", "for part, sign in ((0, 1.0), (1, -1.0)):",
-         "for part, sign in ((0, 1.0), (1, 1.0)):", BESIDE)),
+        ("hedgehog_softmax_of_y_twice", "tk.mul(y, y, -1.0)", "tk.mul(y, y, 1.0)", BESIDE)),
     *family(
         "linear", "tkq/reference/hedgehog.py",
         ("hedgehog_gradients_of_the_window_as_keys_before", "late, early = slice(WINDOW, None), slice(0, max(0, "
