@@ -92,17 +92,18 @@ def load(dst: RegTile, src: SharedTile):
     cute.copy(atom, thr.partition_S(s), thr.retile(d))
 
 
-def arrived(*tiles: RegTile):
-    """Goes on once what ``load`` or ``load_T`` brings to 16-bit tiles is in their registers. Before the stage that it
-    comes from is released: an arrival overtakes loads that wait for shared memory while other warpgroups' products read
-    it, and the next copy is there before they are done. Whole warps call it."""
-    for x in tiles:
-        if not isinstance(x, RegTile) or x.dtype not in HALF:
-            raise TypeError(f"arrived: got {x}, allowed are 16-bit register tiles")
-    words = [cute.recast_tensor(x.tensor, Int32) for x in tiles]
-    firsts = [w[4 * i] for w, x in zip(words, tiles) for i in range(x.cols // 16)]  # of each load's four
-    if firsts:
-        _hold(functools.reduce(lambda a, b: a | b, firsts))
+def arrived(*loaded):
+    """Goes on once what ``load`` or ``load_T`` brings to 16-bit tiles, or ``load_rows`` to row vectors, is in their
+    registers. Before the stage that it comes from is released: an arrival overtakes loads that wait for shared memory
+    while other warpgroups' products read it, and the next copy is there before they are done. Whole warps call it."""
+    words = []
+    for x in loaded:
+        if not isinstance(x, RowVec) and (not isinstance(x, RegTile) or x.dtype not in HALF):
+            raise TypeError(f"arrived: got {x}, allowed are 16-bit register tiles and row vectors")
+        of_x, step = cute.recast_tensor(x.tensor, Int32), 1 if isinstance(x, RowVec) else 4  # ldmatrix brings four
+        words += [of_x[i] for i in range(0, cute.size(of_x), step)]
+    if words:
+        _hold(functools.reduce(lambda a, b: a | b, words))
 
 
 @dsl_user_op

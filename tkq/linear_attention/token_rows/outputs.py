@@ -166,10 +166,14 @@ class RowsOutputs:
             self.sum_skip(x, v, of_skip, part)
         self.complete(o, v, of_rows, part)
         if const_expr(last):
-            tk.arrived(*([v] if const_expr(self.ssd.apart or self.ssd.skips) else []),
-                       *([x] if const_expr(self.spec.has_x) else []))
+            self.hold(v, x, of_rows[1])
             s.tokens.release(tokens)
             s.factors.release(factors)
+
+    def hold(self, v, x, step):
+        """Until what was loaded of a chunk is in registers."""
+        there = self.ssd.apart or self.ssd.skips, self.spec.has_x, self.ssd.apart or self.ssd.gets
+        tk.arrived(*[loaded for loaded, wanted in zip((v, x, step), there) if wanted])
 
     def complete(self, o, v, given, part):
         """given: of rows, q k with its factor and the step; of columns, D."""

@@ -46,7 +46,7 @@ BLOCKS = {
         ValueError, "panel: n is 2, 64 x 128 bf16 allows 0 to 1"),
     "arrived_type": (
         lambda x: tk.arrived(tk.rt(64), tk.rt_fl(64)),
-        TypeError, "arrived: got 64 x 64 fp32 in registers, allowed are 16-bit register tiles"),
+        TypeError, "arrived: got 64 x 64 fp32 in registers, allowed are 16-bit register tiles and row vectors"),
     "shared_cols_size": (
         lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
         ValueError, "load_shared_cols: v is column vector of 64"),
