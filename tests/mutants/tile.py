@@ -22,6 +22,10 @@ MUTANTS = (
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
     *family(
+        "tile", "tkq/tile/shared.py",
+        ("panel_of_another_stage", "return SharedTile(ring, type, self.stage * count + n)",
+         "return SharedTile(ring, type, self.stage + n)", ("tests/gpu/tile/test_tile_memory.py::test_panels",))),
+    *family(
         "backward", "tkq/attention/backward/tile_scheduler.py",  # which takes tasks from a mailbox by itself
         ("task_read_before_it_is_named", "tk.wait(s.tasks.full[ring.stage], ring.phase)", "", BACKWARD),
         ("task_not_given_back", "tk.arrive(s.tasks.empty[ring.stage])", "", BACKWARD)),

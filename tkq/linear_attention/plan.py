@@ -1,6 +1,6 @@
 """The configuration of a launch of `engine.kernel.LinearAttention`, from its spec. What decides before it:
-`split.plan`, of segments, and of columns and heads a block; `blocks.plan.by_blocks`, of the other kernel. Calls begin
-in `split.launch.start`."""
+`split.plan`, of segments, and of columns and heads a block; `blocks.plan.by_blocks` and `token_rows.plan.by_rows`, of
+the other kernels. Calls begin in `split.launch.start`."""
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK, LinearConfig

@@ -60,7 +60,8 @@ def check(monkeypatch, given, of_state=True):
             # gates' gradients are differences of have operands in two parts, of 16 bits: a few such roundings decide,
             # of long sequences and in what is added up of all tokens as many as there are
             S = given.dt.shape[1]
-            tokens = given.dt.shape[0] * S if exact.dim() == 1 else max(1, S / 300)  # as many as are behind one
+            # a token's has part in sums of those behind it: of longer sequences as many times more as of 300
+            tokens = given.dt.shape[0] * S if exact.dim() == 1 else max(1, S / 300)
             ulps = max(room, OF_TWO_PARTS * tokens**0.5) if name in ("dt", "A", "dt_bias") else room
             assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=name,
                       **dict(ulps=ulps, bias_ulps=bias_of_one_sign(exact, other, ulps)) if mine.dtype == F32 else {})
@@ -70,6 +71,13 @@ def check(monkeypatch, given, of_state=True):
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 def test_lengths(monkeypatch, S):
     check(monkeypatch, make(2, S, of_dt=F32, without=("z",)))
+
+
+@pytest.mark.parametrize("S, dtype, sizes", [(1000, BF16, {}), (200, torch.float16, {}), (130, BF16, dict(G=4)),
+                                             (130, torch.float16, dict(N=64))])
+def test_outputs_by_token_rows(monkeypatch, S, dtype, sizes):
+    """Of many chunks; of heads that share B and C, or have their own."""
+    check(monkeypatch, make(2, S, dtype, of_dt=F32, D_dims=2, without=("z",), **sizes))
 
 
 def test_a_long_sequence(monkeypatch):

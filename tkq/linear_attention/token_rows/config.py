@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """stages: chunks of tokens that are in shared memory at once, of which the outputs' two warpgroups have one each.
+    """stages: chunks of tokens that are in shared memory at once: the state's, one of each of the outputs' two
+    warpgroups, those that are on their way.
     states: places for a chunk's state, 1 or 2. registers: of a thread of the producer's warpgroup, the state's, the
     outputs'.
 

@@ -127,8 +127,7 @@ class RowsOutputs:
         that the other block adds, so that what that one gives comes while the rest is done."""
         chunk, wg, rings, itself, skip, of_skip = at
         factors, step, of_parts = rings[1], tk.rv(), range(self.spec.value_dim // CHUNK)
-        if const_expr(self.ssd.apart or self.ssd.gets):
-            tk.load_rows(step, s.gate.dt[None, factors.stage], 0, CHUNK)
+        tk.load_rows(step, s.gate.dt[None, factors.stage], 0, CHUNK)
         if const_expr(self.ssd.apart):
             tk.store_rows(g.ssd.diagonal[t.batch, None, t.head], itself, chunk * CHUNK, g.tokens)
             for r in cutlass.range_constexpr(2):
@@ -171,9 +170,9 @@ class RowsOutputs:
             s.factors.release(factors)
 
     def hold(self, v, x, step):
-        """Until what was loaded of a chunk is in registers."""
-        there = self.ssd.apart or self.ssd.skips, self.spec.has_x, self.ssd.apart or self.ssd.gets
-        tk.arrived(*[loaded for loaded, wanted in zip((v, x, step), there) if wanted])
+        """Until what was loaded of a chunk is in registers: the last of a warp's loads, which come in their order."""
+        there = self.ssd.apart or self.ssd.skips, self.spec.has_x
+        tk.arrived(step, *[loaded for loaded, wanted in zip((v, x), there) if wanted])
 
     def complete(self, o, v, given, part):
         """given: of rows, q k with its factor and the step; of columns, D."""

@@ -84,6 +84,7 @@ class HeadPairs:
             piece = inbox[None, tk.thread_in_warpgroup(), i].load()
             for k in cutlass.range_constexpr(WORDS):
                 words[WORDS * i + k] = piece[k]
+        tk.arrived(found)
         tk.arrive_at(pipe.empty[ring.stage], other)
         for i in cutlass.range_constexpr(CHUNK // 2):
             x.tensor[i] = x.tensor[i] + element(found, i)

@@ -80,7 +80,8 @@ def test_which_launches():
     given = given_of("c", 64)
     assert "TokenRows" in recipe(spec_of(given)).builder
     others = (given._replace(cu=torch.tensor([0, 64])), given._replace(part="states", initial=None, x=None),
-              given._replace(x=None, initial=None), given_of("c", 64, 96), given_of("x", 64, 144))
+              given._replace(x=None, initial=None), given_of("c", 64, 96), given_of("x", 64, 144),
+              given._replace(q=given.v, k=given.v, v=given.q, x=given.q))  # P 128
     assert not any(by_rows(spec_of(x)) for x in others)
 
 
