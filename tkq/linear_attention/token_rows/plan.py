@@ -11,8 +11,7 @@ GROUPS = 2  # warpgroups of the outputs, in ping-pong by chunks
 
 
 def by_rows(spec: LinearSpec) -> bool:
-    """Mamba-2's gradients of a batch of whole sequences, with P 64 and N 64 or 128: a block a head, also where these are
-    few."""
+    """Mamba-2's gradients of a batch of whole sequences, with P 64 and N 64 or 128: a block a head, however few."""
     P, N = (spec.value_dim, spec.head_dim) if spec.state_v_first else (spec.head_dim, spec.value_dim)
     others = spec.packed or spec.pool or spec.part or spec.checkpoints or spec.second
     backward = spec.ssd is not None and (spec.dot or spec.reverse)
