@@ -340,9 +340,7 @@ MUTANTS = (
          "found[3 - e] = d if there else Float32(0.0)", SSD),
         ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
          "shared[row, 2 * stage] = view[r, j]", PACKED_SSD),
-        ("sums_of_heads_without_the_step", "tk.mul_col(c.o, c.o, d)", "pass", SUMMED_SSD),
-        ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",
-         "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", PACKED_SSD)),
+        ("sums_of_heads_without_the_step", "tk.mul_col(c.o, c.o, d)", "pass", SUMMED_SSD)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("states_without_the_step", "left = left * logs[2 + e] if const_expr(self.adds) else left", "pass", SSD),
