@@ -105,8 +105,11 @@ class SharedTile:
         return SharedTile(cute.make_tensor(self.staged.iterator, high.layout(self.stages // n).outer), high)
 
     def panel(self, n):
-        """Columns of one tile as wide as its swizzle, the n-th of them: a tile, the same memory. n is known when
-        compiled."""
+        """The n-th columns of one tile, as many as its swizzle is wide (64 of 16 bits and 128 bytes): a tile, the same
+        memory. n is known when compiled.
+
+        Raises:
+            TypeError: of a ring, or of a tile in groups of 8 rows. ValueError: n is beyond the tile."""
         width = 8 * self.type.swizzle // self.type.dtype.width
         count = self.type.cols // width
         if self.stage is None or self.type.row_groups:

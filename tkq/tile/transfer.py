@@ -95,7 +95,10 @@ def load(dst: RegTile, src: SharedTile):
 def arrived(*loaded):
     """Goes on once what ``load`` or ``load_T`` brings to 16-bit tiles, or ``load_rows`` to row vectors, is in their
     registers. Before the stage that it comes from is released: an arrival overtakes loads that wait for shared memory
-    while other warpgroups' products read it, and the next copy is there before they are done. Whole warps call it."""
+    while other warpgroups' products read it, and the next copy is there before they are done. Whole warps call it.
+
+    Raises:
+        TypeError: when traced, naming what is neither."""
     words = []
     for x in loaded:
         if not isinstance(x, RowVec) and (not isinstance(x, RegTile) or x.dtype not in HALF):
@@ -108,8 +111,8 @@ def arrived(*loaded):
 
 @dsl_user_op
 def _hold(word, *, loc=None, ip=None):
-    """What follows waits for this number: it might be one for which there is a fence."""
-    ptx([Int32(word)], "{ .reg .pred p; setp.eq.u32 p, $0, 2143403759; @p fence.acq_rel.cta; }", "r", loc, ip)
+    """What follows waits for this number, which decides about a fence: with one value of 2^32 there is one."""
+    ptx([Int32(word)], f"{{ .reg .pred p; setp.eq.u32 p, $0, {0x7fc1beef}; @p fence.acq_rel.cta; }}", "r", loc, ip)
 
 
 def load_T(dst: RegTile, src: SharedTile):

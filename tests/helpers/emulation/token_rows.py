@@ -247,7 +247,6 @@ TK = SimpleNamespace(
     COLUMN="column", warp_id=lambda: THREADS // 32, lane_id=lambda: THREADS % 32, load_rows=load_rows,
     load_shared_cols=load_shared_cols, store_rows=store_rows, quad_sum=quad_sum,
     mul_row=scaled_rows, first_row=lambda: ROW, first_col=lambda: COL,
-    thread_in_warpgroup=lambda: THREADS, WARPGROUP=128, first_warp_of_group=lambda: False,
     store=lambda to, x: to.__setitem__(..., x.matrix()), zero=lambda x: x.tensor.held.fill(0.0),
     copy=lambda d, a: d.fill(a.matrix()),
     mul=lambda d, a, x: d.fill(a.matrix() * x), load=lambda d, a: d.fill(a), load_T=lambda d, a: d.fill(a.T),
@@ -255,8 +254,7 @@ TK = SimpleNamespace(
     store_elements=lambda d, a, row, col: d.__setitem__((slice(None), slice(col, col + a.cols)), a.matrix()),
     **{f"{name}_{kind}": (lambda accumulate, transposed: lambda d, a, b: product(accumulate, transposed, d, a, b))(
         name == "mma", kind == "ABt") for name in ("mm", "mma") for kind in ("AB", "ABt")},
-    **{name: lambda *given, **more: None for name in (
-        "mma_wait", "arrived", "publish", "sync", "store_wait", "store_async")})
+    **{name: lambda *given, **more: None for name in ("mma_wait", "arrived", "publish", "store_wait")})
 NAMES = dict(
     tk=TK, element=element, Float32=lambda x: numpy.asarray(x, dtype=numpy.float64), Uint32=int, const_expr=bool,
     cutlass=SimpleNamespace(range=lambda *given, unroll=1: range(*given), range_constexpr=range,

@@ -50,7 +50,7 @@ class TokenRows:
       factors (a warp)    what gates make of a chunk's tokens
       producer (a warp)   Q K V X of a chunk | of the next | ..
       state (1)           S rounded to shared memory, S = e^G[63] S + (f K)' V | ..
-      outputs (2)         Q K', Q S, P, O = e^G Q S + P V, x O | of the next chunk but one | ..   (in turns)
+      outputs (2)         Q K', Q S, P, O = e^G Q S + P V, x O | of the next chunk but one | ..   (ping-pong)
 
       pipe     stages          full (arrivals)           empty (arrivals)
       tokens   config.stages   producer's bytes (1)      warps of the state and of a chunk's outputs (8)
@@ -59,8 +59,9 @@ class TokenRows:
       pairs    GROUPS          bytes, by outputs (1)     warps of the other block's outputs (4)
 
     Of two heads whose outputs are added up (`HeadPairs`), the outputs' warpgroups give half of O to the other block and
-    take its half before they write. Three stages of tokens and two warpgroups that take turns know a phase by its
-    parity: outputs of a chunk wait for its state, behind which are the tokens of the chunk before.
+    take its half before they write. In ping-pong each of them waits for every other chunk alone, and knows a phase by
+    its parity: right also with three stages of tokens, as outputs of a chunk wait for its state, which comes behind the
+    tokens of the chunk before.
     """
 
     def __init__(self, spec: LinearSpec, config: RowsConfig):
